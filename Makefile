@@ -1,0 +1,40 @@
+# `make` sets up .venv and runs the main job; `make test` sets it up and runs all checks. Nothing else is needed.
+PYTHON ?= python3
+BIN := .venv/bin
+export PYTHONPATH := $(CURDIR)
+export MLFLOW_DISABLE_TELEMETRY := true
+export DO_NOT_TRACK := 1
+
+.PHONY: main test test-slow lint format bench clean
+.DEFAULT_GOAL := main
+
+main: .venv/ready
+	$(BIN)/python -m tasks.demo
+
+test: lint
+	$(BIN)/python -m pytest
+
+test-slow: .venv/ready
+	HYPOTHESIS_PROFILE=slow $(BIN)/python -m pytest -m "slow or not slow"
+
+lint: .venv/ready
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: .venv/ready
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: .venv/ready
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[bench]'
+	$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info
+
+.venv/ready: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; v == (3, 11) or sys.exit(f"make: expected Python 3.11, found {v[0]}.{v[1]}; run make PYTHON=python3.11")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	touch $@

@@ -1,0 +1,7 @@
+"""Runs every benchmark in a process of its own, so that peak memory is its own too."""
+
+import subprocess
+import sys
+
+for name in ("gridworld", "exact"):
+    subprocess.run([sys.executable, "-m", f"benchmarks.{name}"], check=True)

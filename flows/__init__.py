@@ -1,0 +1,1 @@
+"""Flows: one Prefect flow per stage; they say when and where tasks run."""

@@ -1,0 +1,194 @@
+"""Unbiased estimates of J(pi_k) from logged episodes, for K policies and N episodes at once.
+
+Every estimator returns one value per policy and episode, `[K, N]`; its mean over the episodes is the estimate, and
+`estimate` adds standard errors. Inputs are padded `[..., N, T]`, with `lengths [N]` where episodes end early (what
+stands behind the end is never read); `pad` makes that of ragged data. Ratios live in log space: -inf is a legal
+log-probability of a target, and a product over hundreds of steps does not overflow before it is used.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from manyfold.mdp import Array, Bools, Ints
+
+
+def pad(flat: ArrayLike, lengths: ArrayLike) -> Array:
+    """Ragged `[..., steps of all episodes in a row]` -> padded `[..., N, T]`, zeros behind the ends."""
+    x, ends = np.asarray(flat, dtype=np.float64), np.asarray(lengths)
+    inside = _inside((*ends.shape, int(ends.max(initial=0))), ends)
+    if inside.sum() != x.shape[-1]:
+        raise ValueError(f"lengths sum to {inside.sum()} steps, found {x.shape[-1]}")
+    out = np.zeros((*x.shape[:-1], *inside.shape))
+    out[..., inside] = x
+    return out
+
+
+def mc(rewards: ArrayLike, lengths: ArrayLike | None = None) -> Array:
+    """Monte Carlo: the sum of the rewards of each episode; `[N]`."""
+    r = _array("rewards", rewards, 2)
+    return np.where(_inside(r.shape, lengths), r, 0.0).sum(-1)
+
+
+def log_ratios(target_probs: ArrayLike, behavior_probs: ArrayLike, lengths: ArrayLike | None = None) -> Array:
+    """log rho_t = log pi_k(A_t|S_t) - log mu(A_t|S_t), 0 behind an episode's end; `[K, N, T]`.
+
+    Args:
+        target_probs: of the actions taken, `[K, N, T]`.
+        behavior_probs: of the same actions under the policy that took them, `[N, T]`; never 0.
+    """
+    pi, mu = _array("target_probs", target_probs, 3), _array("behavior_probs", behavior_probs, 2)
+    inside = _inside(mu.shape, lengths)
+    for name, p in (("target_probs", pi), ("behavior_probs", mu)):
+        if p.shape[-2:] != mu.shape:
+            raise ValueError(f"{name} has shape {list(p.shape)}, expected [K, N, T] with [N, T] = {list(mu.shape)}")
+        bad = inside & ~((p >= 0) & (p <= 1 + 1e-6))
+        if bad.any():
+            where = np.unravel_index(int(bad.argmax()), p.shape)
+            raise ValueError(f"{name}{[int(i) for i in where]} is {p[where]:g}, expected a probability")
+    if (inside & (mu == 0)).any():
+        n, t = np.unravel_index(int((inside & (mu == 0)).argmax()), mu.shape)
+        raise ValueError(
+            f"behavior_probs: episode {n} took an action of probability 0 at t={t}; is this the policy that ran it?"
+        )
+    return np.where(inside, _log(np.where(inside, pi, 1.0)) - _log(np.where(inside, mu, 1.0)), 0.0)
+
+
+def pdis(rewards: ArrayLike, log_rho: ArrayLike, lengths: ArrayLike | None = None) -> Array:
+    """Per-decision importance sampling: sum_t rho_{0:t} R_{t+1}; `[K, N]`.
+
+    Each step is weighted with the ratio of its own logger, so episodes of several loggers can be pooled by giving
+    `log_ratios` the probabilities of whoever took the action: that is what SON and SODI do.
+    """
+    r, log_w = _array("rewards", rewards, 2), np.cumsum(_array("log_rho", log_rho, 3), axis=-1)
+    return _weighted(log_w, np.where(_inside(r.shape, lengths), r, 0.0)).sum(-1)
+
+
+def baseline_return(
+    rewards: ArrayLike,
+    log_rho: ArrayLike,
+    b_taken: ArrayLike,
+    b_expected: ArrayLike,
+    lengths: ArrayLike | None = None,
+) -> Array:
+    """G_t = b_expected_t + rho_t (R_{t+1} + G_{t+1} - b_taken_t), unrolled; `[K, N]`.
+
+    Args:
+        b_taken: b(S_t, A_t), `[K, N, T]`; any function that does not depend on the episode, such as a fitted q.
+        b_expected: sum_a pi_k(a|S_t) b(S_t, a), `[K, N, T]`.
+    """
+    r, log_r = _array("rewards", rewards, 2), _array("log_rho", log_rho, 3)
+    inside = _inside(r.shape, lengths)
+    log_w = np.cumsum(log_r, axis=-1)  # rho_{0:t}
+    before = np.concatenate([np.zeros_like(log_w[..., :1]), log_w[..., :-1]], axis=-1)  # rho_{0:t-1}
+    residual = np.where(inside, r - _array("b_taken", b_taken, 3), 0.0)
+    expected = np.where(inside, _array("b_expected", b_expected, 3), 0.0)
+    return (_weighted(log_w, residual) + _weighted(before, expected)).sum(-1)
+
+
+def balanced(
+    rewards: ArrayLike,
+    target_probs: ArrayLike,
+    logger_probs: ArrayLike,
+    counts: ArrayLike,
+    lengths: ArrayLike | None = None,
+) -> Array:
+    """Pools J loggers by the prefix balance heuristic: weight_t = pi_{0:t} / sum_j (n_j/n) mu_{j,0:t}; `[K, N]`.
+
+    Unbiased for the mean over all n episodes, and bounded by n / n_k where target k is itself a logger.
+
+    Args:
+        target_probs: of the actions taken, `[K, N, T]`.
+        logger_probs: of the same actions under every logger, `[J, N, T]`, whoever ran the episode.
+        counts: episodes n_j that each logger ran, `[J]`.
+    """
+    r, pi, mu = (
+        _array("rewards", rewards, 2),
+        _array("target_probs", target_probs, 3),
+        _array("logger_probs", logger_probs, 3),
+    )
+    n_j = np.asarray(counts)
+    if n_j.shape != mu.shape[:1] or n_j.sum() != r.shape[0]:
+        raise ValueError(f"counts is {n_j.tolist()}, expected one per logger ({len(mu)}) with sum N = {r.shape[0]}")
+    inside = _inside(r.shape, lengths)
+    log_pi, log_mu = (np.cumsum(_log(np.where(inside, p, 1.0)), axis=-1) for p in (pi, mu))
+    log_mix = np.logaddexp.reduce(log_mu + _log(n_j / n_j.sum())[:, None, None], axis=0)  # [N, T]
+    if np.isneginf(log_mix).any():
+        n, t = np.unravel_index(int(np.isneginf(log_mix).argmax()), log_mix.shape)
+        raise ValueError(f"logger_probs: no logger could have run episode {n} up to t={t}; are these its loggers?")
+    return _weighted(log_pi - log_mix, np.where(inside, r, 0.0)).sum(-1)
+
+
+class Estimate(NamedTuple):
+    """What a sample says of each policy; `[K]` each."""
+
+    mean: Array
+    standard_error: Array
+    variance: Array  # of one episode's value (pooled loggers: the average within loggers)
+
+
+def estimate(values: ArrayLike, logger: ArrayLike | None = None) -> Estimate:
+    """Means and standard errors of per-episode values `[..., N]`.
+
+    Args:
+        logger: which logger ran each episode, `[N]`, for pooled estimators: their episodes differ in distribution, so
+            the error is that of a stratified sample, sum_j n_j Var_j / n^2.
+    """
+    x = np.asarray(values, dtype=np.float64)
+    strata = np.zeros(x.shape[-1], dtype=np.int64) if logger is None else np.unique(logger, return_inverse=True)[1]
+    counts = np.bincount(strata)
+    if x.shape[-1] == 0 or counts.min() < 2:
+        raise ValueError(f"episodes per logger are {counts.tolist()}, expected at least 2: one has no standard error")
+    n = x.shape[-1]
+    within = sum(count * x[..., strata == j].var(-1, ddof=1) for j, count in enumerate(counts)) / n
+    return Estimate(x.mean(-1), np.sqrt(within / n), np.asarray(within))
+
+
+class Weights(NamedTuple):
+    """Health of the importance weights of each policy; `[K]` each."""
+
+    effective_sample_size: Array  # (sum w)^2 / sum w^2, out of N
+    largest: Array
+    mean: Array  # should be 1; below it where mu leaves out actions that do not matter
+    mean_standard_error: Array
+
+
+def weights(log_rho: ArrayLike) -> Weights:
+    """Diagnostics of the whole-episode weights w = rho_{0:T-1}, from log ratios `[K, N, T]`."""
+    log_w = _array("log_rho", log_rho, 3).sum(-1)  # [K, N]
+    n = log_w.shape[-1]
+    top = log_w.max(-1, keepdims=True)
+    scaled = np.exp(log_w - np.where(np.isneginf(top), 0.0, top))
+    squares = (scaled**2).sum(-1)
+    ess = np.divide(scaled.sum(-1) ** 2, squares, out=np.zeros_like(squares), where=squares > 0)
+    w = np.exp(log_w)
+    error = w.std(-1, ddof=1) / np.sqrt(n) if n > 1 else np.full(len(w), np.nan)
+    return Weights(ess, w.max(-1), w.mean(-1), error)
+
+
+def _array(name: str, x: ArrayLike, ndim: int) -> Array:
+    out = np.asarray(x, dtype=np.float64)
+    if out.ndim != ndim:
+        axes = {2: "[N, T]", 3: "[K, N, T]"}[ndim]
+        raise ValueError(f"{name} has shape {list(out.shape)}, expected {axes}")
+    return out
+
+
+def _inside(shape: tuple[int, ...], lengths: ArrayLike | None) -> Bools:
+    """Which steps belong to an episode, `[N, T]`."""
+    if lengths is None:
+        return np.ones(shape, dtype=np.bool_)
+    ends: Ints = np.asarray(lengths)
+    if ends.shape != shape[:1] or (ends.size and not 0 <= ends.min() <= ends.max() <= shape[1]):
+        raise ValueError(f"lengths is {ends.tolist()!s:.80}, expected {shape[0]} whole numbers from 0 to {shape[1]}")
+    return np.arange(shape[1]) < ends[:, None]
+
+
+def _weighted(log_w: Array, x: Array) -> Array:
+    """exp(log_w) x, and 0 where x = 0 however large the weight: a ratio may overflow and return before it is used."""
+    return np.exp(np.where(x == 0, -np.inf, log_w)) * x
+
+
+def _log(p: Array) -> Array:
+    return np.log(p, out=np.full_like(p, -np.inf), where=p > 0)

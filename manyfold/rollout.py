@@ -1,0 +1,49 @@
+"""Whole episodes under a tabular behavior policy, all N stepped together."""
+
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from manyfold.mdp import Array, Ints, check_distributions, check_shape
+from manyfold.policies import cumulative_probs, sample_actions
+
+
+class World(Protocol):
+    """What can be rolled out: a FiniteMDP, a Gridworld, or anything else with indexed states and a fixed horizon."""
+
+    horizon: int
+    n_states: int
+    n_actions: int
+
+    def start(self, episodes: int, rng: np.random.Generator) -> Ints: ...
+    def step(self, states: Ints, actions: Ints, rng: np.random.Generator) -> tuple[Ints, Array]: ...
+
+
+class Episodes(NamedTuple):
+    """N episodes of T steps: S_t, A_t and R_{t+1}, `[N, T]` each."""
+
+    states: Ints
+    actions: Ints
+    rewards: Array
+
+    def probs(self, table: ArrayLike) -> Array:
+        """The probability that each policy `[..., T, S, A]` gives the actions taken; `[..., N, T]`."""
+        steps = np.arange(self.states.shape[1])
+        return np.asarray(table, dtype=np.float64)[..., steps, self.states, self.actions]
+
+
+def rollout(world: World, mu: ArrayLike, episodes: int, rng: np.random.Generator) -> Episodes:
+    """Runs N whole episodes of mu `[T, S, A]`."""
+    table = np.asarray(mu, dtype=np.float64)
+    check_shape("mu", table, (world.horizon, world.n_states, world.n_actions), "[T, S, A]")
+    check_distributions("mu", table, ("t", "s", "a"))
+    thresholds = cumulative_probs(table)  # [T, A - 1, S]
+    states, actions = (np.empty((world.horizon, episodes), dtype=np.int64) for _ in range(2))
+    rewards = np.empty((world.horizon, episodes))
+    s_t = world.start(episodes, rng)
+    for t in range(world.horizon):
+        states[t] = s_t
+        actions[t] = sample_actions(thresholds[t], s_t, rng)
+        s_t, rewards[t] = world.step(s_t, actions[t], rng)
+    return Episodes(states.T, actions.T, rewards.T)

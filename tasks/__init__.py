@@ -1,0 +1,1 @@
+"""Tasks: one module per stage; they load, call manyfold, and save."""

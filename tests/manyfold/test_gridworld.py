@@ -1,0 +1,107 @@
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.utils.env_checker import check_env
+
+import manyfold  # noqa: F401 - registers the environment
+from manyfold.gridworld import Gridworld
+from manyfold.rollout import rollout
+
+UP, DOWN, LEFT, RIGHT = range(4)
+
+
+@pytest.mark.parametrize("m", [1, 2, 3, 10, 30])
+def test_simulated_transitions_match_to_mdp(m):
+    world = Gridworld.draw(m, 0)
+    p = world.to_mdp().transitions.toarray().reshape(m * m, 4, m * m)
+    rng = np.random.default_rng(m)
+    n = 40_000
+    corner, edge, centre = 0, m - 1, world.centre
+    for cell in {corner, edge, centre, m * m - 1}:
+        for action in range(4):
+            cells, rewards = world.step(np.full(n, cell), np.full(n, action), rng)
+            seen = np.bincount(cells, minlength=m * m) / n
+            assert (np.abs(seen - p[cell, action]) <= 4 * np.sqrt(p[cell, action] * (1 - p[cell, action]) / n)).all()
+            assert (rewards == world.rewards[cell, action]).all()
+
+
+def test_moves_slips_and_walls_by_hand():
+    world = Gridworld.draw(3, 0)
+    p = world.to_mdp().transitions.toarray().reshape(9, 4, 9)
+    # From the centre (cell 4): the asked neighbour 0.9 + 0.1/4, each other 0.1/4.
+    np.testing.assert_allclose(p[4, UP][[1, 7, 3, 5]], [0.925, 0.025, 0.025, 0.025])
+    np.testing.assert_allclose(p[4, RIGHT][[1, 7, 3, 5]], [0.025, 0.025, 0.025, 0.925])
+    # From the corner (cell 0): up and left run into walls and keep the place.
+    np.testing.assert_allclose(p[0, UP][[0, 3, 1]], [0.95, 0.025, 0.025])
+    np.testing.assert_allclose(p[0, DOWN][[0, 3, 1]], [0.05, 0.925, 0.025])
+
+
+def test_rewards_are_drawn_per_seed_from_a_standard_normal():
+    a, b = Gridworld.draw(30, 0).rewards, Gridworld.draw(30, 1).rewards
+    assert np.array_equal(a, Gridworld.draw(30, 0).rewards)
+    assert not np.isclose(a, b).any()
+    assert abs(a.mean()) < 4 / 60  # 3,600 draws: standard error 1/60
+    assert abs(a.std() - 1) < 4 / np.sqrt(2 * 3600)
+
+
+def test_episodes_start_in_the_centre_and_last_m_steps():
+    world = Gridworld.draw(10, 0)
+    episodes = rollout(world, np.full((10, 100, 4), 0.25), 50, np.random.default_rng(0))
+    assert episodes.states.shape == (50, 10)
+    assert (episodes.states[:, 0] == 55).all()  # row 5, column 5
+    assert Gridworld.draw(3, 0).centre == 4
+
+
+@pytest.mark.parametrize("m", [1, 10])
+def test_gymnasiums_own_checker_passes(m):
+    env = gymnasium.make("manyfold/Gridworld-v0", m=m, reward_seed=3)
+    check_env(env.unwrapped, skip_render_check=False)
+    assert env.observation_space.shape == (m * m + 1,)
+
+
+def test_the_gymnasium_environment_is_the_same_gridworld():
+    env = gymnasium.make("manyfold/Gridworld-v0", m=4, reward_seed=7)
+    world = Gridworld.draw(4, 7)
+    obs, _ = env.reset(seed=0)
+    assert obs.argmax() == world.centre
+    cell, total = world.centre, 0
+    for t in range(4):
+        action = t % 4
+        obs, reward, terminated, truncated, _ = env.step(action)
+        assert reward == world.rewards[cell, action]
+        assert obs[-1] == np.float32((t + 1) / 4)
+        cell = int(obs[:-1].argmax())
+        assert cell in world.moves[int(np.flatnonzero(world.moves == cell)[0] // 4)]
+        total += 1
+        assert terminated == (t == 3)
+        assert not truncated
+    assert total == 4
+
+
+def test_the_same_seed_gives_the_same_gymnasium_episode():
+    def episode(seed):
+        env = gymnasium.make("manyfold/Gridworld-v0", m=6)
+        env.reset(seed=seed)
+        return [int(env.step(0)[0][:-1].argmax()) for _ in range(6)]
+
+    assert episode(5) == episode(5)
+    assert len({tuple(episode(seed)) for seed in range(30)}) > 1
+
+
+def test_rendering_shows_the_agent():
+    env = gymnasium.make("manyfold/Gridworld-v0", m=3, render_mode="ansi")
+    env.reset(seed=0)
+    assert env.render() == ". . .\n. @ .\n. . ."
+
+
+@pytest.mark.parametrize("m", [0, -1, 2.5, True])
+def test_a_bad_size_is_refused(m):
+    with pytest.raises(ValueError, match=r"m is .*, expected a whole number of at least 1"):
+        Gridworld.draw(m, 0)
+
+
+def test_bad_rewards_are_refused():
+    with pytest.raises(ValueError, match=r"rewards has shape \[4, 3\], expected \[4, 4\]"):
+        Gridworld(2, np.zeros((4, 3)))
+    with pytest.raises(ValueError, match=r"rewards\[0, 0\] is nan"):
+        Gridworld(2, np.full((4, 4), np.nan))
