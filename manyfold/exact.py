@@ -153,7 +153,7 @@ def best_behavior(mdp: FiniteMDP, policies: ArrayLike, b: ArrayLike | None = Non
     """
     pi, _, d, nu = _ingredients(mdp, policies, b)
     moments = _second_moments(mdp, d, _return_variances(mdp, pi, pi, d, nu)[1])
-    counts = (pi * moments > 0).any(0)  # [T, S, A]
+    counts = np.asarray((pi * moments > 0).any(0))  # [T, S, A]
     mu = shared_behavior(pi, moments)
     objective = np.inf
     for _ in range(max_sweeps):
