@@ -56,7 +56,7 @@ def test_q_hat_by_definition_and_by_bellman_agree(case):
     scale = max(1.0, by_definition.max())
     np.testing.assert_allclose(by_definition, exact.second_moments_bellman(case.mdp, case.policies), atol=1e-10 * scale)
     q = exact.action_values(case.mdp, case.policies)
-    assert (by_definition >= q**2).all()
+    assert (by_definition >= q**2 - 1e-20 * scale).all()  # rounding is set to 0
 
 
 def test_q_hat_by_definition_and_by_bellman_agree_on_gridworld():
