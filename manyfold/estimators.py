@@ -17,6 +17,10 @@ from manyfold.mdp import Array, Bools, Ints
 def pad(flat: ArrayLike, lengths: ArrayLike) -> Array:
     """Ragged `[..., steps of all episodes in a row]` -> padded `[..., N, T]`, zeros behind the ends."""
     x, ends = np.asarray(flat, dtype=np.float64), np.asarray(lengths)
+    if x.ndim < 1 or ends.ndim != 1:
+        raise ValueError(
+            f"flat has shape {list(x.shape)} and lengths {list(ends.shape)}, expected [..., steps] and [N]"
+        )
     inside = _inside((*ends.shape, int(ends.max(initial=0))), ends)
     if inside.sum() != x.shape[-1]:
         raise ValueError(f"lengths sum to {inside.sum()} steps, found {x.shape[-1]}")
@@ -27,8 +31,7 @@ def pad(flat: ArrayLike, lengths: ArrayLike) -> Array:
 
 def mc(rewards: ArrayLike, lengths: ArrayLike | None = None) -> Array:
     """Monte Carlo: the sum of the rewards of each episode; `[N]`."""
-    r = _array("rewards", rewards, 2)
-    return np.where(_inside(r.shape, lengths), r, 0.0).sum(-1)
+    return _rewards(rewards, lengths)[0].sum(-1)
 
 
 def log_ratios(target_probs: ArrayLike, behavior_probs: ArrayLike, lengths: ArrayLike | None = None) -> Array:
@@ -38,15 +41,10 @@ def log_ratios(target_probs: ArrayLike, behavior_probs: ArrayLike, lengths: Arra
         target_probs: of the actions taken, `[K, N, T]`.
         behavior_probs: of the same actions under the policy that took them, `[N, T]`; never 0.
     """
-    pi, mu = _array("target_probs", target_probs, 3), _array("behavior_probs", behavior_probs, 2)
+    mu = _array("behavior_probs", behavior_probs, 2)
     inside = _inside(mu.shape, lengths)
-    for name, p in (("target_probs", pi), ("behavior_probs", mu)):
-        if p.shape[-2:] != mu.shape:
-            raise ValueError(f"{name} has shape {list(p.shape)}, expected [K, N, T] with [N, T] = {list(mu.shape)}")
-        bad = inside & ~((p >= 0) & (p <= 1 + 1e-6))
-        if bad.any():
-            where = np.unravel_index(int(bad.argmax()), p.shape)
-            raise ValueError(f"{name}{[int(i) for i in where]} is {p[where]:g}, expected a probability")
+    pi = _probs("target_probs", target_probs, 3, inside)
+    _probs("behavior_probs", mu, 2, inside)
     if (inside & (mu == 0)).any():
         n, t = np.unravel_index(int((inside & (mu == 0)).argmax()), mu.shape)
         raise ValueError(
@@ -61,8 +59,9 @@ def pdis(rewards: ArrayLike, log_rho: ArrayLike, lengths: ArrayLike | None = Non
     Each step is weighted with the ratio of its own logger, so episodes of several loggers can be pooled by giving
     `log_ratios` the probabilities of whoever took the action: that is what SON and SODI do.
     """
-    r, log_w = _array("rewards", rewards, 2), np.cumsum(_array("log_rho", log_rho, 3), axis=-1)
-    return _weighted(log_w, np.where(_inside(r.shape, lengths), r, 0.0)).sum(-1)
+    r, inside = _rewards(rewards, lengths)
+    log_w = np.cumsum(_array("log_rho", log_rho, 3, inside), axis=-1)
+    return _weighted(log_w, r).sum(-1)
 
 
 def baseline_return(
@@ -78,12 +77,11 @@ def baseline_return(
         b_taken: b(S_t, A_t), `[K, N, T]`; any function that does not depend on the episode, such as a fitted q.
         b_expected: sum_a pi_k(a|S_t) b(S_t, a), `[K, N, T]`.
     """
-    r, log_r = _array("rewards", rewards, 2), _array("log_rho", log_rho, 3)
-    inside = _inside(r.shape, lengths)
-    log_w = np.cumsum(log_r, axis=-1)  # rho_{0:t}
+    r, inside = _rewards(rewards, lengths)
+    log_w = np.cumsum(_array("log_rho", log_rho, 3, inside), axis=-1)  # rho_{0:t}
     before = np.concatenate([np.zeros_like(log_w[..., :1]), log_w[..., :-1]], axis=-1)  # rho_{0:t-1}
-    residual = np.where(inside, r - _array("b_taken", b_taken, 3), 0.0)
-    expected = np.where(inside, _array("b_expected", b_expected, 3), 0.0)
+    residual = np.where(inside, r - _array("b_taken", b_taken, 3, inside), 0.0)
+    expected = np.where(inside, _array("b_expected", b_expected, 3, inside), 0.0)
     return (_weighted(log_w, residual) + _weighted(before, expected)).sum(-1)
 
 
@@ -103,21 +101,18 @@ def balanced(
         logger_probs: of the same actions under every logger, `[J, N, T]`, whoever ran the episode.
         counts: episodes n_j that each logger ran, `[J]`.
     """
-    r, pi, mu = (
-        _array("rewards", rewards, 2),
-        _array("target_probs", target_probs, 3),
-        _array("logger_probs", logger_probs, 3),
-    )
+    r, inside = _rewards(rewards, lengths)
+    pi = _probs("target_probs", target_probs, 3, inside)
+    mu = _probs("logger_probs", logger_probs, 3, inside)
     n_j = np.asarray(counts)
-    if n_j.shape != mu.shape[:1] or n_j.sum() != r.shape[0]:
+    if n_j.shape != mu.shape[:1] or n_j.sum() != r.shape[0] or n_j.min() < 0:
         raise ValueError(f"counts is {n_j.tolist()}, expected one per logger ({len(mu)}) with sum N = {r.shape[0]}")
-    inside = _inside(r.shape, lengths)
     log_pi, log_mu = (np.cumsum(_log(np.where(inside, p, 1.0)), axis=-1) for p in (pi, mu))
     log_mix = np.logaddexp.reduce(log_mu + _log(n_j / n_j.sum())[:, None, None], axis=0)  # [N, T]
     if np.isneginf(log_mix).any():
         n, t = np.unravel_index(int(np.isneginf(log_mix).argmax()), log_mix.shape)
         raise ValueError(f"logger_probs: no logger could have run episode {n} up to t={t}; are these its loggers?")
-    return _weighted(log_pi - log_mix, np.where(inside, r, 0.0)).sum(-1)
+    return _weighted(log_pi - log_mix, r).sum(-1)
 
 
 class Estimate(NamedTuple):
@@ -135,7 +130,7 @@ def estimate(values: ArrayLike, logger: ArrayLike | None = None) -> Estimate:
         logger: which logger ran each episode, `[N]`, for pooled estimators: their episodes differ in distribution, so
             the error is that of a stratified sample, sum_j n_j Var_j / n^2.
     """
-    x = np.asarray(values, dtype=np.float64)
+    x = np.atleast_1d(np.asarray(values, dtype=np.float64))
     strata = np.zeros(x.shape[-1], dtype=np.int64) if logger is None else np.unique(logger, return_inverse=True)[1]
     counts = np.bincount(strata)
     if x.shape[-1] == 0 or counts.min() < 2:
@@ -156,7 +151,8 @@ class Weights(NamedTuple):
 
 def weights(log_rho: ArrayLike) -> Weights:
     """Diagnostics of the whole-episode weights w = rho_{0:T-1}, from log ratios `[K, N, T]`."""
-    log_w = _array("log_rho", log_rho, 3).sum(-1)  # [K, N]
+    ratios = _array("log_rho", log_rho, 3)
+    log_w = _array("log_rho", ratios, 3, np.ones(ratios.shape[1:], dtype=np.bool_)).sum(-1)  # [K, N]
     n = log_w.shape[-1]
     top = log_w.max(-1, keepdims=True)
     scaled = np.exp(log_w - np.where(np.isneginf(top), 0.0, top))
@@ -167,12 +163,41 @@ def weights(log_rho: ArrayLike) -> Weights:
     return Weights(ess, w.max(-1), w.mean(-1), error)
 
 
-def _array(name: str, x: ArrayLike, ndim: int) -> Array:
+def _array(name: str, x: ArrayLike, ndim: int, inside: Bools | None = None) -> Array:
+    """Refuses another number of axes, other episodes or steps than `inside [N, T]`, and NaN inside an episode."""
     out = np.asarray(x, dtype=np.float64)
+    axes = {2: "[N, T]", 3: "[K, N, T]"}[ndim]
     if out.ndim != ndim:
-        axes = {2: "[N, T]", 3: "[K, N, T]"}[ndim]
         raise ValueError(f"{name} has shape {list(out.shape)}, expected {axes}")
+    if inside is not None:
+        if out.shape[-2:] != inside.shape:
+            raise ValueError(f"{name} has shape {list(out.shape)}, expected {axes} with [N, T] = {list(inside.shape)}")
+        bad = inside & np.isnan(out)
+        if bad.any():
+            raise ValueError(f"{name}{_first(bad)} is nan, expected a number")
     return out
+
+
+def _rewards(rewards: ArrayLike, lengths: ArrayLike | None) -> tuple[Array, Bools]:
+    """Rewards with 0 behind the ends, and which steps are inside, `[N, T]` each."""
+    r = _array("rewards", rewards, 2)
+    inside = _inside(r.shape, lengths)
+    bad = inside & ~np.isfinite(r)
+    if bad.any():
+        raise ValueError(f"rewards{_first(bad)} is {r[bad][0]}, expected a finite number")
+    return np.where(inside, r, 0.0), inside
+
+
+def _probs(name: str, x: ArrayLike, ndim: int, inside: Bools) -> Array:
+    p = _array(name, x, ndim, inside)
+    bad = inside & ~((p >= 0) & (p <= 1 + 1e-6))
+    if bad.any():
+        raise ValueError(f"{name}{_first(bad)} is {p[bad][0]:g}, expected a probability")
+    return p
+
+
+def _first(bad: Bools) -> list[int]:
+    return [int(i) for i in np.unravel_index(int(bad.argmax()), bad.shape)]
 
 
 def _inside(shape: tuple[int, ...], lengths: ArrayLike | None) -> Bools:
@@ -180,7 +205,8 @@ def _inside(shape: tuple[int, ...], lengths: ArrayLike | None) -> Bools:
     if lengths is None:
         return np.ones(shape, dtype=np.bool_)
     ends: Ints = np.asarray(lengths)
-    if ends.shape != shape[:1] or (ends.size and not 0 <= ends.min() <= ends.max() <= shape[1]):
+    whole = np.issubdtype(ends.dtype, np.integer) or ends.size == 0
+    if ends.shape != shape[:1] or not whole or (ends.size and not 0 <= ends.min() <= ends.max() <= shape[1]):
         raise ValueError(f"lengths is {ends.tolist()!s:.80}, expected {shape[0]} whole numbers from 0 to {shape[1]}")
     return np.arange(shape[1]) < ends[:, None]
 

@@ -12,7 +12,7 @@ It is unbiased for every b that does not depend on the episode. Where a function
 import numpy as np
 from numpy.typing import ArrayLike
 
-from manyfold.mdp import Array, Bools, FiniteMDP, check_finite, check_shape
+from manyfold.mdp import Array, Bools, FiniteMDP, check_distributions, check_finite, check_shape
 
 __all__ = [
     "FiniteMDP",
@@ -59,12 +59,13 @@ def next_value_variances(mdp: FiniteMDP, policies: ArrayLike) -> Array:
     return _next_value_variances(mdp, pi, _action_values(mdp, pi))
 
 
-def _action_values(mdp: FiniteMDP, pi: Array) -> Array:
+def _action_values(mdp: FiniteMDP, pi: Array, rewards: Array | None = None) -> Array:
+    r = mdp.rewards if rewards is None else rewards
     q = np.empty_like(pi)
-    q[:, -1] = mdp.rewards
+    q[:, -1] = r
     for t in reversed(range(mdp.horizon - 1)):
         v_tp1 = (pi[:, t + 1] * q[:, t + 1]).sum(-1)  # [K, S]
-        q[:, t] = mdp.rewards + mdp.expect(v_tp1)
+        q[:, t] = r + mdp.expect(v_tp1)
     return q
 
 
@@ -99,7 +100,7 @@ def second_moments(mdp: FiniteMDP, policies: ArrayLike, b: ArrayLike | None = No
     for the baseline return, by the same proof as Theorem 2.
     """
     pi, _, d, nu = _ingredients(mdp, policies, b)
-    return _second_moments(mdp, d, _return_variances(mdp, pi, pi, d, nu)[1])
+    return _second_moments(mdp, pi, d, _return_variances(mdp, pi, pi, d, nu)[1])
 
 
 def second_moments_bellman(mdp: FiniteMDP, policies: ArrayLike) -> Array:
@@ -116,16 +117,16 @@ def second_moments_bellman(mdp: FiniteMDP, policies: ArrayLike) -> Array:
     return q_hat
 
 
-def _second_moments(mdp: FiniteMDP, d: Array, u: Array) -> Array:
+def _second_moments(mdp: FiniteMDP, pi: Array, d: Array, u: Array) -> Array:
     """d^2 + u, exactly 0 where that is only rounding: Theorem 2 must drop such an action, not take it once in 1e17."""
     moments = d**2 + u
-    moments[moments <= _rounding(mdp) ** 2] = 0.0
+    moments[moments <= _rounding(mdp, pi) ** 2] = 0.0
     return moments
 
 
-def _rounding(mdp: FiniteMDP) -> float:
-    """Values below this are sums of rewards that cancel up to rounding."""
-    return float(1e-12 * mdp.horizon * np.abs(mdp.rewards).max())
+def _rounding(mdp: FiniteMDP, pi: Array) -> Array:
+    """A return below this is one whose rewards cancel: 1e-12 of the sum of their absolute values; `[K, T, S, A]`."""
+    return 1e-12 * _action_values(mdp, pi, np.abs(mdp.rewards))
 
 
 # --- behavior policies ------------------------------------------------------------------------------------------------
@@ -148,11 +149,12 @@ def best_behavior(mdp: FiniteMDP, policies: ArrayLike, b: ArrayLike | None = Non
     m_k = (q - b)^2 + nu + E[Var of G_k from S' under the later mu] and c_k(t, s) = E_mu[rho_k,0:t-1^2 1{S_t = s}] is
     how much policy k cares about that state. For K = 1 (or T = 1) c cancels and one pass is exact. For more policies
     c depends on the earlier mu, so passes repeat until nothing improves: every pass lowers the sum, it starts from
-    Theorem 2's mu, hence it is never worse. The search space is the paper's Lambda-hat: actions with q_hat = 0 for all
-    are left out. `lowest_variances` bounds from below what any mu in it could reach.
+    Theorem 2's mu, hence it is never worse. The search space is the paper's Lambda-hat: mu > 0 wherever some
+    pi_k q_hat_k > 0 (with a baseline, wherever its `second_moments` are), and 0 elsewhere. `lowest_variances` bounds
+    from below what any mu in it could reach.
     """
     pi, _, d, nu = _ingredients(mdp, policies, b)
-    moments = _second_moments(mdp, d, _return_variances(mdp, pi, pi, d, nu)[1])
+    moments = _second_moments(mdp, pi, d, _return_variances(mdp, pi, pi, d, nu)[1])
     counts = np.asarray((pi * moments > 0).any(0))  # [T, S, A]
     mu = shared_behavior(pi, moments)
     objective = np.inf
@@ -188,10 +190,12 @@ def _improve(mdp: FiniteMDP, pi: Array, mu: Array, d: Array, nu: Array, counts: 
 def lowest_variances(mdp: FiniteMDP, policies: ArrayLike, b: ArrayLike | None = None) -> Array:
     """The smallest Var(G_k) that any behavior policy gives policy k when it serves k alone; `[K]`.
 
-    Backward induction with mu_k ∝ pi_k sqrt(m_k) (see `best_behavior`), exact for each k. No shared mu can go below.
+    Backward induction with mu_k ∝ pi_k sqrt(m_k) (see `best_behavior`), exact for each k within the same search space,
+    so no shared mu of that space can go below. (A mu outside of it, which never takes some actions that matter, can be
+    unbiased too where q = b happens to hold there exactly; no fitted b has that.)
     """
     pi, q, d, nu = _ingredients(mdp, policies, b)
-    counts = _second_moments(mdp, d, _return_variances(mdp, pi, pi, d, nu)[1]) > 0
+    counts = _second_moments(mdp, pi, d, _return_variances(mdp, pi, pi, d, nu)[1]) > 0
     v_tp1 = np.zeros((pi.shape[0], mdp.n_states))
     for t in reversed(range(mdp.horizon)):
         u = nu[:, t] + (mdp.expect(v_tp1) if t < mdp.horizon - 1 else 0.0)  # [K, S, A]
@@ -202,8 +206,10 @@ def lowest_variances(mdp: FiniteMDP, policies: ArrayLike, b: ArrayLike | None = 
 
 def _contributions(policies: ArrayLike, q_hat: ArrayLike) -> Array:
     pi, moments = np.asarray(policies, dtype=np.float64), np.asarray(q_hat, dtype=np.float64)
+    if pi.ndim != 4 or 0 in pi.shape:
+        raise ValueError(f"policies has shape {list(pi.shape)}, expected [K, T, S, A], none of them 0")
+    check_distributions("policies", pi, ("k", "t", "s", "a"))
     check_shape("q_hat", moments, pi.shape, "the policies' shape")
-    check_finite("policies", pi)
     check_finite("q_hat", moments)
     if (moments < 0).any():
         where = np.unravel_index(int((moments < 0).argmax()), moments.shape)
@@ -244,21 +250,18 @@ def baseline_variance(mdp: FiniteMDP, policies: ArrayLike, mu: ArrayLike, b: Arr
 def conditional_variances(mdp: FiniteMDP, policies: ArrayLike, mu: ArrayLike, b: ArrayLike | None = None) -> Array:
     """Var(G_t | S_t = s) under mu, by the paper's Lemma "Recursive Expression of Variance"; `[K, T, S]`.
 
-    t = 0 is the variance per initial state. A mu that makes G biased is refused: mu = 0 where pi * q_hat > 0 (the
-    paper's search space Lambda-hat), or with a baseline where pi * |q - b| > 0.
+    t = 0 is the variance per initial state. A mu that may bias G is refused: it must be positive where pi * q_hat > 0
+    (the paper's search space Lambda-hat); with a baseline, where pi * second_moments(b) > 0.
     """
     pi, _, d, nu = _ingredients(mdp, policies, b)
     behavior = mdp.check_behavior(mu)
-    if b is None:
-        needed = _second_moments(mdp, d, _return_variances(mdp, pi, pi, d, nu)[1]) > 0
-    else:
-        needed = np.abs(d) > _rounding(mdp)
+    needed = _second_moments(mdp, pi, d, _return_variances(mdp, pi, pi, d, nu)[1]) > 0
     gaps = (behavior == 0) & (pi > 0) & needed  # [K, T, S, A]
     if gaps.any():
         k, t, s, a = np.unravel_index(int(gaps.argmax()), gaps.shape)
         raise ValueError(
             f"mu does not cover policy k={k} at t={t}, s={s}, a={a}: mu = 0, pi = {pi[k, t, s, a]:.4g} and the return "
-            "from there is not 0, so its estimate would be biased; give that action a positive probability"
+            "from there counts (q_hat > 0), so its estimate may be biased; give that action a positive probability"
         )
     return _return_variances(mdp, pi, behavior[None], d, nu)[0]
 
@@ -315,28 +318,33 @@ def estimator_variances(
     """
     pi, q, d_b, nu = _ingredients(mdp, policies, b)
     v_on, u_on = _return_variances(mdp, pi, pi, q, nu)
-    exact_moments = _second_moments(mdp, q, u_on)
+    exact_moments = _second_moments(mdp, pi, q, u_on)
     moments = exact_moments if q_hat is None else q_hat
     d_b = np.zeros_like(q) if b is None else d_b
+    needed_b = _second_moments(mdp, pi, d_b, _return_variances(mdp, pi, pi, d_b, nu)[1]) > 0
 
     def variance(mu: Array, d: Array = q, needed: Bools = exact_moments > 0) -> Array:  # mu [K or 1, T, S, A] -> [K]
         v_0 = _return_variances(mdp, pi, mu, d, nu)[0][:, 0]
         biased = ((mu == 0) & (pi > 0) & needed).any((1, 2, 3))
         return np.where(biased, np.inf, _with_initial_state(mdp, pi, q, v_0))
 
+    var_on = _with_initial_state(mdp, pi, q, v_on[:, 0])
+    rounding = (pi[:, 0] * _rounding(mdp, pi)[:, 0]).sum(-1).max(-1)  # [K]
     mu, mu_odi = shared_behavior(pi, moments)[None], odi_behaviors(pi, moments)
     return {
-        "on_policy": len(pi) * _with_initial_state(mdp, pi, q, v_on[:, 0]),
+        "on_policy": len(pi) * np.where(var_on > rounding**2, var_on, 0.0),
         "mpe": variance(mu),
         "odi": len(pi) * variance(mu_odi),
         "son": np.mean([variance(pi_j[None]) for pi_j in pi], axis=0),
         "sodi": np.mean([variance(mu_j[None]) for mu_j in mu_odi], axis=0),
-        "mpe_baseline": variance(mu, d_b, np.abs(d_b) > _rounding(mdp)),
+        "mpe_baseline": variance(mu, d_b, needed_b),
     }
 
 
 def relative_variances(variances: dict[str, Array]) -> dict[str, float]:
     """The paper's table row: each estimator's variance, summed over the policies, divided by on-policy MC's."""
+    if "on_policy" not in variances:
+        raise ValueError(f"variances has {sorted(variances)}, expected on_policy among them to compare with")
     on_policy = variances["on_policy"].sum()
     if on_policy == 0:
         raise ValueError("on-policy MC has variance 0 for every policy: one episode each is exact, nothing to compare")

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 
-from manyfold.mdp import Array, FiniteMDP, Ints, check_finite, check_shape
+from manyfold.mdp import Array, FiniteMDP, Ints, check_actions, check_finite, check_shape
 from manyfold.streams import stream
 
 SLIP = 0.1
@@ -61,12 +61,15 @@ class Gridworld:
 
     def step(self, states: Ints, actions: Ints, rng: np.random.Generator) -> tuple[Ints, Array]:
         """One step of N episodes: the next cells and the rewards, `[N]` each."""
-        u = rng.random(len(states), dtype=np.float32)
+        check_actions(actions, N_ACTIONS)
+        rewards = self.rewards.ravel()[states * N_ACTIONS + actions]
+        return self.move(states, actions, rng.random(len(states), dtype=np.float32)), rewards
+
+    def move(self, states: Ints, actions: Ints, u: NDArray[np.float32]) -> Ints:
+        """Where a move ends, given a uniform random number for each."""
         # One number serves both draws: below SLIP it is uniform there, and its quarter is the random direction.
         slipped = np.minimum((u * np.float32(N_ACTIONS / SLIP)).astype(np.int64), N_ACTIONS - 1)
-        row = states * N_ACTIONS
-        rewards = self.rewards.ravel()[row + actions]
-        return self.moves.ravel()[row + np.where(u < SLIP, slipped, actions)], rewards
+        return self.moves.ravel()[states * N_ACTIONS + np.where(u < SLIP, slipped, actions)]
 
     def observe(self, states: Ints, t: int) -> NDArray[np.float32]:
         """Observations of N cells at step t: one-hot cell and t/T, `[N, m * m + 1]`."""
@@ -97,6 +100,8 @@ class GridworldEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
     metadata: dict[str, Any] = {"render_modes": ["ansi"], "render_fps": 4}  # noqa: RUF012 - Gymnasium's own convention
 
     def __init__(self, m: int = 10, reward_seed: int = 0, render_mode: str | None = None) -> None:
+        if render_mode not in (None, "ansi"):
+            raise ValueError(f"render_mode is {render_mode!r}, expected None or 'ansi'")
         self.world = Gridworld.draw(m, reward_seed)
         self.observation_space = gymnasium.spaces.Box(0.0, 1.0, (m * m + 1,), np.float32)
         self.action_space = gymnasium.spaces.Discrete(N_ACTIONS)
@@ -111,6 +116,8 @@ class GridworldEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
         return self.world.observe(self._cell, 0)[0], {}
 
     def step(self, action: np.int64) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
+        if self._t >= self.world.horizon:
+            raise ValueError(f"the episode ended after {self._t} steps, expected reset() before the next step")
         self._cell, reward = self.world.step(self._cell, np.array([action]), self.np_random)
         self._t += 1
         obs = self.world.observe(self._cell, self._t)[0]

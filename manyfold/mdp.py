@@ -21,6 +21,12 @@ def check_finite(name: str, x: Array) -> None:
         raise ValueError(f"{name}[{', '.join(map(str, where))}] is {x[where]}, expected a finite number")
 
 
+def check_actions(actions: Ints, n_actions: int) -> None:
+    """Refuses actions out of range: as an index they would silently read another state's row."""
+    if actions.size and not 0 <= actions.min() <= actions.max() < n_actions:
+        raise ValueError(f"actions run from {actions.min()} to {actions.max()}, expected 0 to {n_actions - 1}")
+
+
 def check_shape(name: str, x: Array, expected: tuple[int, ...], axes: str) -> None:
     """Refuses any other shape; `axes` says in words what the expected one means."""
     if x.shape != expected:
@@ -145,6 +151,7 @@ class FiniteMDP:
 
     def step(self, states: Ints, actions: Ints, rng: np.random.Generator) -> tuple[Ints, Array]:
         """One step of N episodes: the next states and the rewards, `[N]` each."""
+        check_actions(actions, self.n_actions)
         rows = states * self.n_actions + actions
         p = self.transitions
         below = np.cumsum(p.data) - p.data  # probability mass before each entry, over the whole table

@@ -22,6 +22,7 @@ def eta(policies: ArrayLike, q_hat: ArrayLike) -> Array:
 
     1 everywhere for equal policies; NaN where w_bar = 0, as such an action counts for no policy.
     """
+    shared_behavior(policies, q_hat)  # refuses bad input with the line that says why
     w = np.asarray(policies, dtype=np.float64) ** 2 * np.asarray(q_hat, dtype=np.float64)
     w_bar = np.broadcast_to(w.mean(0), w.shape)
     return np.divide(w, w_bar, out=np.full_like(w, np.nan), where=w_bar > 0)
@@ -33,6 +34,8 @@ def eta_spread(similarity: Array, scope: Scope = "step") -> Array:
     Scope "step" takes the extremes over all k, s, a of a step t: the theorems as they are stated. Scope "state" takes
     them over the actions of one (k, t, s) alone, which is all that the proofs use: a sharper condition, as safe.
     """
+    if scope not in ("step", "state"):
+        raise ValueError(f"scope is {scope!r}, expected 'step' or 'state'")
     axes = {"step": (0, 2, 3), "state": (3,)}[scope]
     known = np.isfinite(similarity)
     highest = np.where(known, similarity, -np.inf).max(axes, keepdims=True)
@@ -48,7 +51,7 @@ def theorem_4(policies: ArrayLike, q_hat: ArrayLike, scope: Scope = "step") -> B
     spread_t (sum_a pi sqrt(q_hat))^2 <= sum_a pi q_hat
     """
     pi, moments = np.asarray(policies, dtype=np.float64), np.asarray(q_hat, dtype=np.float64)
-    return _bound(pi, moments, scope) <= (pi * moments).sum(-1)
+    return _at_most(_bound(pi, moments, scope), (pi * moments).sum(-1))
 
 
 def theorem_3(
@@ -64,7 +67,7 @@ def theorem_3(
     rho = np.divide(pi, mu, out=np.zeros_like(pi), where=np.broadcast_to(mu > 0, pi.shape))
     centre = (pi * values).sum(-1, keepdims=True)
     delta = (pi * rho * np.asarray(nu) + mu * (rho * values - centre) ** 2).sum(-1)
-    return _bound(pi, moments, scope) - (1 - _shares(share, len(pi))) * delta <= (pi * moments).sum(-1)
+    return _at_most(_bound(pi, moments, scope) - (1 - _shares(share, len(pi))) * delta, (pi * moments).sum(-1))
 
 
 def lemma_4(policies: ArrayLike, q: ArrayLike, scope: Scope = "step") -> Bools:
@@ -81,17 +84,24 @@ def lemma_3(policies: ArrayLike, q: ArrayLike, share: ArrayLike, scope: Scope = 
     pi, values = _single_step(policies, q)
     second = (pi * values**2).sum(-1)
     delta = (pi * (values - (pi * values).sum(-1, keepdims=True)) ** 2).sum(-1)
-    return _bound(pi, values**2, scope) - (1 / _shares(share, len(pi)) - 1) * delta <= second
+    return _at_most(_bound(pi, values**2, scope) - (1 / _shares(share, len(pi)) - 1) * delta, second)
 
 
 def promised(mdp: FiniteMDP, policies: ArrayLike, holds: Bools) -> Bools:
     """Where the inequality follows: the condition holds there and wherever policy k can go from there; `[K, T, S]`."""
     pi = mdp.check_policies(policies)
-    out = holds.copy()
+    out = np.array(holds, dtype=np.bool_)
+    if out.shape != pi.shape[:-1]:
+        raise ValueError(f"holds has shape {list(out.shape)}, expected {list(pi.shape[:-1])} = [K, T, S]")
     for t in reversed(range(mdp.horizon - 1)):
         astray = mdp.expect((~out[:, t + 1]).astype(np.float64))  # [K, S, A]
         out[:, t] &= ~((pi[:, t] > 0) & (astray > 0)).any(-1)
     return out
+
+
+def _at_most(left: Array, right: Array) -> Bools:
+    """left <= right up to rounding: equal policies, or one action, meet the conditions with equality."""
+    return left <= right + 1e-12 * np.abs(right)
 
 
 def _bound(pi: Array, q_hat: Array, scope: Scope) -> Array:

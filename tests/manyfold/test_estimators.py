@@ -314,7 +314,7 @@ OK = np.full((2, 3, 4), 0.5)
     [
         (lambda: estimators.log_ratios(OK, np.zeros((3, 4))), "episode 0 took an action of probability 0 at t=0"),
         (lambda: estimators.log_ratios(OK, OK), r"behavior_probs has shape \[2, 3, 4\], expected \[N, T\]"),
-        (lambda: estimators.log_ratios(OK * np.nan, OK[0]), r"target_probs\[0, 0, 0\] is nan, expected a probability"),
+        (lambda: estimators.log_ratios(OK * np.nan, OK[0]), r"target_probs\[0, 0, 0\] is nan, expected a number"),
         (lambda: estimators.log_ratios(OK * 3, OK[0]), r"target_probs\[0, 0, 0\] is 1.5, expected a probability"),
         (lambda: estimators.log_ratios(OK[:, :2], OK[0]), r"with \[N, T\] = \[3, 4\]"),
         (lambda: estimators.mc(np.zeros((3, 4)), [1, 2]), "lengths is .* expected 3 whole numbers from 0 to 4"),
@@ -322,6 +322,13 @@ OK = np.full((2, 3, 4), 0.5)
         (lambda: estimators.balanced(np.zeros((3, 4)), OK, OK, [1, 1]), "expected one per logger"),
         (lambda: estimators.balanced(np.zeros((3, 4)), OK, OK * 0, [1, 2]), "no logger could have run episode 0"),
         (lambda: estimators.pad(np.zeros(4), [1, 2]), "lengths sum to 3 steps, found 4"),
+        (lambda: estimators.pad(5.0, [1]), r"expected \[..., steps\] and \[N\]"),
+        (lambda: estimators.balanced(np.zeros((3, 4)), OK * np.nan, OK, [1, 2]), r"target_probs\[0, 0, 0\] is nan"),
+        (lambda: estimators.balanced(np.zeros((3, 4)), OK, OK, [4, -1]), "expected one per logger"),
+        (lambda: estimators.pdis(np.ones((1, 4)), np.zeros((2, 3, 4))), r"with \[N, T\] = \[1, 4\]"),
+        (lambda: estimators.pdis(np.full((3, 4), np.nan), np.zeros((2, 3, 4))), r"rewards\[0, 0\] is nan"),
+        (lambda: estimators.weights(OK * np.nan), r"log_rho\[0, 0, 0\] is nan"),
+        (lambda: estimators.mc(np.zeros((1, 4)), [1.5]), "expected 1 whole numbers from 0 to 4"),
     ],
 )
 def test_bad_input_is_refused_with_one_clear_line(call, message):

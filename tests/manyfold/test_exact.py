@@ -212,8 +212,9 @@ def test_a_mu_that_does_not_cover_is_refused_by_name():
     mu[2, 5] = [0.5, 0.5, 0.0, 0.0]
     with pytest.raises(ValueError, match="does not cover policy k=0 at t=2, s=5, a=2"):
         exact.pdis_variance(mdp, pi, mu)
-    with pytest.raises(ValueError, match="does not cover policy k=0 at t=2, s=5, a=2"):
-        exact.baseline_variance(mdp, pi, mu, np.zeros_like(pi))
+    for b in (np.zeros_like(pi), exact.action_values(mdp, pi)):
+        with pytest.raises(ValueError, match="does not cover policy k=0 at t=2, s=5, a=2"):
+            exact.baseline_variance(mdp, pi, mu, b)
 
 
 def test_mu_may_leave_out_what_is_worth_nothing():
@@ -267,9 +268,13 @@ def test_theorem_2_always_covers(case):
 # --- the best mu over whole episodes ----------------------------------------------------------------------------------
 
 
-@given(cases(max_states=3, max_actions=3, max_horizon=3), st.booleans())
-def test_the_best_mu_lies_between_its_bound_and_every_other(case, with_baseline):
-    b = case.rng.standard_normal(case.policies.shape) if with_baseline else None
+@given(cases(max_states=3, max_actions=3, max_horizon=3), st.sampled_from(["none", "random", "q"]))
+def test_the_best_mu_lies_between_its_bound_and_every_other(case, baseline):
+    b = {
+        "none": None,
+        "random": case.rng.standard_normal(case.policies.shape),
+        "q": exact.action_values(case.mdp, case.policies),
+    }[baseline]
     best = exact.baseline_variance(case.mdp, case.policies, exact.best_behavior(case.mdp, case.policies, b), b).sum()
     tolerance = 1e-9 * max(1.0, best)
     assert exact.lowest_variances(case.mdp, case.policies, b).sum() <= best + tolerance
@@ -385,6 +390,44 @@ def test_a_logger_that_does_not_cover_makes_sharing_infinite_and_leaves_the_rest
     assert variances["son"].tolist() == [np.inf, pytest.approx(0.5 * (0 + 1 / 0.5 - 1))]
     assert np.isfinite(variances["mpe"]).all()
     assert np.isfinite(variances["odi"]).all()
+
+
+@given(cases(policy_kinds=("dense",)))
+def test_mpe_baseline_and_fitted_q_hat_are_what_they_say(case):
+    mdp, pi = case.mdp, case.policies
+    fitted = exact.second_moments(mdp, pi) + case.rng.random(pi.shape)
+    b = case.rng.standard_normal(pi.shape)
+    found = exact.estimator_variances(mdp, pi, fitted, b)
+    mu = exact.shared_behavior(pi, fitted)
+    np.testing.assert_allclose(found["mpe"], exact.pdis_variance(mdp, pi, mu))
+    np.testing.assert_allclose(found["mpe_baseline"], exact.baseline_variance(mdp, pi, mu, b))
+    by_default = exact.estimator_variances(mdp, pi, fitted)["mpe_baseline"]
+    np.testing.assert_allclose(by_default, exact.baseline_variance(mdp, pi, mu, exact.action_values(mdp, pi)))
+
+
+def test_a_penalty_elsewhere_does_not_hide_a_return():
+    """Rounding is judged by the rewards that the policy can meet: 1 counts although r = -1e13 exists."""
+    mdp = FiniteMDP(np.ones((1, 3, 1)), [[1.0, 20.0, -1e13]], [1.0], 1)
+    pi = np.array([[[[0.5, 0.5, 0.0]]]])
+    mu = exact.shared_behavior(pi, exact.second_moments(mdp, pi))
+    assert mu[0, 0, 0] > 0
+    mean, _ = enumerated_moments(mdp, mu, recursive_return(mdp, pi[0], mu))
+    assert mean == pytest.approx(10.5)
+
+
+def test_equal_rewards_leave_nothing_to_compare():
+    mdp = FiniteMDP(np.full((2, 2, 2), 0.5), np.full((2, 2), 0.1), [1, 0], 5)
+    pi = distributions(np.random.default_rng(0), (2, 5, 2, 2))
+    with pytest.raises(ValueError, match="variance 0 for every policy"):
+        exact.relative_variances(exact.estimator_variances(mdp, pi))
+    with pytest.raises(ValueError, match="expected on_policy among them"):
+        exact.relative_variances({"mpe": np.ones(2)})
+
+
+def test_swapped_arguments_are_refused():
+    mdp, pi = gridworld()
+    with pytest.raises(ValueError, match="policies: probabilities at k=0, t=0, s=0 sum to"):
+        exact.shared_behavior(exact.second_moments(mdp, pi), pi)
 
 
 def test_relative_variances_are_ratios_of_sums():

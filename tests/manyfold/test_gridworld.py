@@ -70,9 +70,9 @@ def test_the_gymnasium_environment_is_the_same_gridworld():
         obs, reward, terminated, truncated, _ = env.step(action)
         assert reward == world.rewards[cell, action]
         assert obs[-1] == np.float32((t + 1) / 4)
-        cell = int(obs[:-1].argmax())
-        assert cell in world.moves[int(np.flatnonzero(world.moves == cell)[0] // 4)]
-        total += 1
+        after = int(obs[:-1].argmax())
+        assert after in world.moves[cell]
+        cell, total = after, total + 1
         assert terminated == (t == 3)
         assert not truncated
     assert total == 4
@@ -92,6 +92,19 @@ def test_rendering_shows_the_agent():
     env = gymnasium.make("manyfold/Gridworld-v0", m=3, render_mode="ansi")
     env.reset(seed=0)
     assert env.render() == ". . .\n. @ .\n. . ."
+
+
+def test_bad_actions_modes_and_steps_are_refused():
+    env = gymnasium.make("manyfold/Gridworld-v0", m=1, disable_env_checker=True).unwrapped
+    env.reset(seed=0)
+    for action in (-1, 4):
+        with pytest.raises(ValueError, match="expected 0 to 3"):
+            env.step(action)
+    env.step(0)
+    with pytest.raises(ValueError, match="the episode ended after 1 steps"):
+        env.step(0)
+    with pytest.raises(ValueError, match="render_mode is 'human'"):
+        type(env)(render_mode="human")
 
 
 @pytest.mark.parametrize("m", [0, -1, 2.5, True])

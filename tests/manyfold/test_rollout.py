@@ -41,6 +41,9 @@ def test_the_same_stream_gives_the_same_episodes_and_another_gives_others():
 def test_streams_are_the_same_on_every_machine():
     assert stream("gridworld-1000", 3, "mpe", 7).integers(1 << 30) == 90805342
     assert stream("1", 2).random() != stream(1, 2).random()
+    assert stream("a", np.int64(2)).random() == stream("a", 2).random()
+    with pytest.raises(ValueError, match="expected words and whole numbers"):
+        stream("a", None)
 
 
 def test_a_mu_of_another_world_is_refused():

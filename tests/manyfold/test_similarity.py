@@ -64,11 +64,10 @@ def test_where_the_lemmas_hold_their_inequalities_hold(case, distance, scope):
 def test_the_sharper_scope_holds_wherever_the_stated_one_does(case, distance):
     policies = near(case, distance)
     q_hat = exact.second_moments(case.mdp, policies)
-    # equality cases (one action) may differ by rounding
-    stated, sharper = (similarity.theorem_4(policies, q_hat * (1 + 1e-12), scope) for scope in SCOPES)
+    stated, sharper = (similarity.theorem_4(policies, q_hat, scope) for scope in SCOPES)
     spread = [similarity.eta_spread(similarity.eta(policies, q_hat), scope) for scope in SCOPES]
     assert (spread[1] <= spread[0] * (1 + 1e-12)).all()
-    assert sharper.mean() >= stated.mean() - 1e-12 or np.allclose(spread[0], spread[1])
+    assert sharper[stated].all()
 
 
 def test_the_conditions_hold_and_fail_where_they_should():
@@ -93,6 +92,20 @@ def test_the_conditions_hold_and_fail_where_they_should():
     harder = similarity.theorem_4(mixed, q_hat)
     assert (easier >= harder).all()
     assert easier.sum() > harder.sum()
+
+
+@given(cases(max_actions=1))
+def test_equality_counts_as_holding(case):
+    """With one action, or equal policies, both sides of Theorem 4's condition are the same number."""
+    q_hat = exact.second_moments(case.mdp, case.policies)
+    assert similarity.theorem_4(case.policies, q_hat).all()
+
+
+def test_equal_deterministic_policies_meet_theorem_4_everywhere():
+    rng = np.random.default_rng(0)
+    mdp = FiniteMDP(distributions(rng, (9, 4, 9)), rng.standard_normal((9, 4)), [1 / 9] * 9, 4)
+    pi = np.repeat(distributions(rng, (1, 4, 9, 4), "deterministic"), 3, axis=0)
+    assert similarity.theorem_4(pi, exact.second_moments(mdp, pi)).all()
 
 
 def test_eta_by_hand():
@@ -137,3 +150,7 @@ def test_bad_shares_and_horizons_are_refused(share):
         similarity.lemma_3(pi, pi, share)
     with pytest.raises(ValueError, match="the lemmas are for T = 1"):
         similarity.lemma_4(np.full((2, 2, 1, 2), 0.5), np.ones((2, 2, 1, 2)))
+    with pytest.raises(ValueError, match="scope is 'all', expected 'step' or 'state'"):
+        similarity.theorem_4(pi, pi, "all")
+    with pytest.raises(ValueError, match=r"q_hat\[0, 0, 0, 0\] is nan"):
+        similarity.theorem_4(pi, pi * np.nan)
