@@ -97,11 +97,11 @@ class Gridworld:
 class GridworldEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
     """One Gridworld episode at a time, as `gymnasium.make("manyfold/Gridworld-v0", m=10, reward_seed=0)`."""
 
-    metadata: dict[str, Any] = {"render_modes": ["ansi"], "render_fps": 4}  # noqa: RUF012 - Gymnasium's own convention
+    metadata: dict[str, Any] = {"render_modes": ["ansi", "rgb_array"], "render_fps": 4}  # noqa: RUF012 - Gymnasium's own convention
 
     def __init__(self, m: int = 10, reward_seed: int = 0, render_mode: str | None = None) -> None:
-        if render_mode not in (None, "ansi"):
-            raise ValueError(f"render_mode is {render_mode!r}, expected None or 'ansi'")
+        if render_mode not in (None, *self.metadata["render_modes"]):
+            raise ValueError(f"render_mode is {render_mode!r}, expected None, 'ansi' or 'rgb_array'")
         self.world = Gridworld.draw(m, reward_seed)
         self.observation_space = gymnasium.spaces.Box(0.0, 1.0, (m * m + 1,), np.float32)
         self.action_space = gymnasium.spaces.Discrete(N_ACTIONS)
@@ -123,9 +123,13 @@ class GridworldEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
         obs = self.world.observe(self._cell, self._t)[0]
         return obs, float(reward[0]), self._t >= self.world.horizon, False, {}
 
-    def render(self) -> str | None:
-        """The grid as text, with the agent as @."""
-        if self.render_mode != "ansi":
+    def render(self) -> str | NDArray[np.uint8] | None:  # type: ignore[override]
+        """The grid as text with the agent as @, or as a picture with a square of 16 pixels for each cell."""
+        if self.render_mode is None:
             return None
+        if self.render_mode == "rgb_array":
+            grid = np.full((self.world.n_states, 3), 255, dtype=np.uint8)
+            grid[self._cell[0]] = (0, 114, 178)
+            return grid.reshape(self.world.m, self.world.m, 3).repeat(16, axis=0).repeat(16, axis=1)
         cells = ["@" if cell == self._cell[0] else "." for cell in range(self.world.n_states)]
         return "\n".join(" ".join(cells[i : i + self.world.m]) for i in range(0, len(cells), self.world.m))

@@ -4,8 +4,9 @@ from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy.special import ndtr
 
-from manyfold.mdp import Array, Ints, check_distributions
+from manyfold.mdp import Array, Ints, check_distributions, check_finite
 
 
 class PolicySet(Protocol):
@@ -53,3 +54,32 @@ def cumulative_probs(table: Array) -> Array:
     cumulative = np.cumsum(table, axis=-1)
     cumulative /= cumulative[..., -1:]  # exactly 1 from the last possible action on
     return np.ascontiguousarray(np.swapaxes(cumulative[..., :-1], -1, -2))
+
+
+def bin_probs(mean: ArrayLike, std: ArrayLike, edges: ArrayLike) -> Array:
+    """pi(bin | s) of a Gaussian policy N(mean, std^2), the tails going to the end bins.
+
+    `Phi(z_{i+1}) - Phi(z_i)`, and above the mean `Phi(-z_i) - Phi(-z_{i+1})`: the difference of two numbers near 1
+    would round a small probability, hence an importance ratio's denominator, to 0.
+
+    Args:
+        mean, std: of any shapes that broadcast, std > 0.
+        edges: increasing, `[bins + 1]`; the outer two only say which bins are the end ones.
+
+    Returns:
+        `[..., bins]`.
+    """
+    mu, sigma, e = np.asarray(mean, np.float64), np.asarray(std, np.float64), np.asarray(edges, np.float64)
+    if e.ndim != 1 or len(e) < 2 or not (np.diff(e) > 0).all():
+        raise ValueError(f"edges are {np.array2string(e, threshold=12)}, expected increasing numbers [bins + 1]")
+    check_finite("mean", mu)
+    check_finite("std", sigma)
+    if sigma.size and sigma.min() <= 0:
+        raise ValueError(f"std is {sigma.min():g}, expected more than 0; was it saved as a logarithm?")
+    with np.errstate(over="ignore"):  # an infinite z is right: the edge is that far away
+        z = (e[1:-1] - mu[..., None]) / sigma[..., None]  # [..., bins - 1]
+    outside = np.full((*z.shape[:-1], 1), np.inf)
+    lower, upper = np.concatenate([-outside, z], axis=-1), np.concatenate([z, outside], axis=-1)  # [..., bins]
+    above = lower > 0
+    probs = ndtr(np.where(above, -lower, upper)) - ndtr(np.where(above, -upper, lower))
+    return np.maximum(probs, 0.0)  # ndtr is monotone only up to rounding

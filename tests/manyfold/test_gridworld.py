@@ -92,6 +92,12 @@ def test_rendering_shows_the_agent():
     env = gymnasium.make("manyfold/Gridworld-v0", m=3, render_mode="ansi")
     env.reset(seed=0)
     assert env.render() == ". . .\n. @ .\n. . ."
+    env = gymnasium.make("manyfold/Gridworld-v0", m=3, render_mode="rgb_array")
+    env.reset(seed=0)
+    picture = env.render()
+    assert picture.shape == (48, 48, 3)
+    assert (picture[16:32, 16:32] == (0, 114, 178)).all()
+    assert (picture != 255).any(-1).sum() == 16 * 16
 
 
 def test_bad_actions_modes_and_steps_are_refused():

@@ -1,0 +1,170 @@
+"""Target policies: which checkpoints of PPO a group evaluates, and the training that yields them.
+
+The rule is one for all environments. A group's seed draws an interval of training steps, K checkpoints inside it, and
+the companion that moves a robot's other action dimensions. Checkpoints may fall between the epochs of an update: after
+`epoch` of update `update`, training has come to step `batch * (update - 1 + epoch / epochs)`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from manyfold import environments, ppo
+from manyfold.groups import GridworldGroups, MujocoGroups
+from manyfold.networks import NetworkPolicySet, Spec
+from manyfold.ppo import Config, Position
+from manyfold.streams import stream
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How a group's targets are drawn."""
+
+    policies: int  # K
+    start: tuple[float, float]  # the interval's first training step is drawn uniformly from here
+    width: float  # training steps of the interval
+    history: int  # checkpoints spread evenly from the first step to the interval's end, to log offline data with
+
+    def __post_init__(self) -> None:
+        for name, least in (("policies", 1), ("history", 2)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ValueError(f"targets.{name} is {value!r}, expected a whole number of at least {least}")
+        numbers = (*self.start, self.width) if isinstance(self.start, tuple) else (None,)
+        if len(numbers) != 3 or not all(isinstance(x, int | float) and np.isfinite(x) for x in numbers):
+            raise ValueError(
+                f"targets.start is {self.start!r} and width {self.width!r}, expected [low, high] and a number"
+            )
+        if not 0 <= self.start[0] <= self.start[1]:
+            raise ValueError(f"targets.start is {list(self.start)}, expected 0 <= low <= high")
+        if self.width <= 0:
+            raise ValueError(f"targets.width is {self.width}, expected more than 0 training steps")
+
+
+class Plan(NamedTuple):
+    """What is taken from one group's training."""
+
+    interval: tuple[float, float]  # training steps
+    targets: tuple[Position, ...]  # K, in order
+    companion: Position
+    history: tuple[Position, ...]
+
+    @property
+    def last(self) -> int:
+        """The last update that anything needs."""
+        return max(position.update for position in (*self.targets, self.companion, *self.history))
+
+
+def config(env: str) -> Config:
+    """PPO's hyperparameters for an environment: CleanRL's discrete or continuous defaults."""
+    environments.check_env(env)
+    return ppo.DISCRETE if env in environments.GRIDWORLDS else ppo.CONTINUOUS
+
+
+def step_of(position: Position, config: Config) -> float:
+    """The training step of a checkpoint."""
+    return config.batch * (max(position.update - 1, 0) + position.epoch / config.epochs)
+
+
+def draw(rule: Rule, env: str, group: int) -> Plan:
+    """One group's plan; the same for the same rule, environment and group."""
+    cfg = config(env)
+    if rule.start[1] + rule.width > cfg.total_steps:
+        raise ValueError(
+            f"targets.start + width reach step {rule.start[1] + rule.width:g}, expected {cfg.total_steps} at most"
+        )
+    rng = stream("targets", env, group)
+    first = float(rng.uniform(*rule.start))
+    end = first + rule.width
+    candidates = [
+        Position(0, 0),
+        *(Position(u, e) for u in range(1, int(end // cfg.batch) + 2) for e in range(1, cfg.epochs + 1)),
+    ]
+    inside = [position for position in candidates if first <= step_of(position, cfg) <= end]
+    if len(inside) < rule.policies:
+        raise ValueError(
+            f"targets.width {rule.width:g} holds {len(inside)} checkpoints of {env}, expected {rule.policies} or more "
+            f"(one every {cfg.batch / cfg.epochs:g} steps)"
+        )
+    targets = tuple(inside[i] for i in sorted(rng.choice(len(inside), rule.policies, replace=False)))
+    companion = inside[int(rng.integers(len(inside)))]
+    up_to = [position for position in candidates if step_of(position, cfg) <= end]
+    spread = np.linspace(0, len(up_to) - 1, rule.history).round().astype(int)
+    return Plan((first, end), targets, companion, tuple(up_to[i] for i in spread))
+
+
+class Drawn(NamedTuple):
+    """One group's policies."""
+
+    plan: Plan
+    targets: NetworkPolicySet  # K
+    companion: NetworkPolicySet  # 1
+    history: NetworkPolicySet
+
+
+class Training:
+    """Trains some groups of one environment until everything their plans name has been taken.
+
+    Runs segment by segment; `save` between segments is all that `load` needs to go on with the same numbers.
+    """
+
+    def __init__(self, env: str, groups: list[int], plans: list[Plan], threads: int = 1) -> None:
+        self.env, self.groups, self.plans, self.config = env, groups, plans, config(env)
+        self.envs: GridworldGroups | MujocoGroups
+        if env in environments.GRIDWORLDS:
+            self.envs = GridworldGroups(environments.GRIDWORLDS[env], groups, self.config.envs)
+        else:
+            self.envs = MujocoGroups(env, groups, self.config.gamma, threads=threads)
+        self.learner = ppo.Learner(self.envs, self.config, [(env, group) for group in groups])
+        self.wanted = [{*plan.targets, plan.companion, *plan.history} for plan in plans]
+        self.taken: dict[str, Tensor] = {}  # "index of the group/update.epoch/tensor"
+        self.last = max(plan.last for plan in plans)
+
+    @property
+    def finished(self) -> bool:
+        return self.learner.update >= self.last
+
+    def run_segment(self, tick: Callable[[], None] = lambda: None) -> None:
+        """Trains up to the next moment at which `save` is possible; `tick` is called after every update."""
+        self.learner.run_segment(self.last, self.wanted, self._record, tick)
+
+    def _record(self, position: Position, groups: list[int], tensors: dict[str, Tensor]) -> None:
+        for i, group in enumerate(groups):
+            for name, x in tensors.items():
+                self.taken[f"{group}/{position.update}.{position.epoch}/{name}"] = x[i]
+
+    def save(self) -> tuple[dict[str, Tensor], dict[str, str]]:
+        tensors, text = self.learner.save()
+        return tensors | {f"taken/{name}": x for name, x in self.taken.items()}, text
+
+    def load(self, tensors: dict[str, Tensor], text: dict[str, str]) -> None:
+        self.learner.load(tensors, text)
+        prefix = "taken/"
+        self.taken = {name.removeprefix(prefix): x for name, x in tensors.items() if name.startswith(prefix)}
+
+    def results(self) -> list[Drawn]:
+        """Every group's policies, in the order of `groups`."""
+        return [
+            Drawn(plan, *(self._policies(i, list(p)) for p in (plan.targets, [plan.companion], plan.history)))
+            for i, plan in enumerate(self.plans)
+        ]
+
+    def _policies(self, index: int, positions: list[Position]) -> NetworkPolicySet:
+        taken = []
+        for position in positions:
+            prefix = f"{index}/{position.update}.{position.epoch}/"
+            taken.append({n.removeprefix(prefix): x for n, x in self.taken.items() if n.startswith(prefix)})
+        tensors = {name: torch.stack([one[name] for one in taken]) for name in taken[0]}
+        names = tuple(f"step {step_of(position, self.config):g}" for position in positions)
+        return NetworkPolicySet(tensors, self._spec(names))
+
+    def _spec(self, names: tuple[str, ...]) -> Spec:
+        envs, horizon = self.envs, environments.horizon(self.env)
+        if isinstance(envs, GridworldGroups):
+            return Spec(self.env, "softmax", horizon, envs.n_actions, envs.n_cells, 0, 0.0, 0.0, names)
+        low, high = envs.first_range
+        return Spec(self.env, "binned_gaussian", horizon, environments.BINS, 0, envs.n_features, low, high, names)

@@ -1,0 +1,170 @@
+"""Which interval of training steps puts Gridworld 1,000 where the paper is: `python -m tasks.calibrate`.
+
+Everything depends on how far apart the target policies are, and the paper does not say. So the rule is chosen by the
+baselines alone: the start and width whose median ODI, SON and SODI come nearest to the paper's, on a log scale. MPE's
+column is computed for the figure, and takes no part in the choice.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from manyfold import environments, exact, targets
+from manyfold.gridworld import Gridworld
+from manyfold.ppo import Position
+from manyfold.targets import Plan, Rule, Training
+from tasks.files import whole
+from tasks.params import ROOT, section
+from tasks.targets import read_rule
+
+matplotlib.use("Agg")
+from matplotlib import pyplot as plt
+
+ENV = "gridworld-1000"
+STARTS = ((0, 2000), (1000, 5000), (3000, 7000), (6000, 10000))
+WIDTHS = (3000, 4000, 5000, 6000, 7000, 8000, 9000, 10000, 12000)
+PAPER = {"odi": 0.637, "son": 1.289, "sodi": 2.073}  # the baselines; MPE's number must not be here
+# Okabe-Ito: safe for the colour-blind
+COLOURS = {
+    "odi": "#E69F00",
+    "son": "#56B4E9",
+    "sodi": "#CC79A7",
+    "mpe": "#0072B2",
+    "mpe_baseline": "#D55E00",
+}
+LABELS = {"odi": "ODI", "son": "SON", "sodi": "SODI", "mpe": "MPE", "mpe_baseline": "MPE + exact q baseline"}
+
+
+def tables(groups: list[int], last_step: float) -> list[dict[Position, np.ndarray]]:
+    """Every checkpoint of every group's training as a table: position -> `[T, S, A]`."""
+    config = targets.config(ENV)
+    updates = int(last_step // config.batch) + 1
+    every = tuple(Position(u, e) for u in range(1, updates + 1) for e in range(1, config.epochs + 1))
+    plan = Plan((0.0, last_step), every, Position(0, 0), (Position(0, 0),))
+    training = Training(ENV, groups, [plan] * len(groups))
+    console = Console(stderr=True)
+    for _ in track(range(-(-updates // config.segment)), description="train", console=console):
+        training.run_segment()
+    found = []
+    for drawn in training.results():
+        initial = drawn.companion.table()[0]
+        found.append({Position(0, 0): initial} | dict(zip(every, drawn.targets.table(), strict=True)))
+    return found
+
+
+def scan(policies: int, history: int, groups: int) -> dict[str, np.ndarray]:
+    """Exact relative variances of every estimator; name -> `[starts, widths, groups]`."""
+    trained = tables(list(range(groups)), max(high for _, high in STARTS) + max(WIDTHS))
+    found = {name: np.empty((len(STARTS), len(WIDTHS), groups)) for name in LABELS}
+    for group in track(range(groups), description="scan ", console=Console(stderr=True)):
+        mdp = Gridworld.draw(environments.GRIDWORLDS[ENV], group).to_mdp()
+        for i, start in enumerate(STARTS):
+            for j, width in enumerate(WIDTHS):
+                plan = targets.draw(Rule(policies, start, width, history), ENV, group)
+                drawn = np.stack([trained[group][position] for position in plan.targets])
+                relative = exact.relative_variances(exact.estimator_variances(mdp, drawn))
+                for name, values in found.items():
+                    values[i, j, group] = relative[name]
+    return found
+
+
+def distance(baselines: dict[str, np.ndarray]) -> np.ndarray:
+    """How far the baselines' medians are from the paper's: root mean square of the log ratios, `[starts, widths]`."""
+    logs = [np.log(np.median(baselines[name], axis=-1) / paper) for name, paper in PAPER.items()]
+    return np.sqrt(np.mean(np.square(logs), axis=0))
+
+
+def choose(baselines: dict[str, np.ndarray]) -> tuple[int, int]:
+    """The start and width (as indices) that come nearest."""
+    far = distance(baselines)
+    i, j = np.unravel_index(int(far.argmin()), far.shape)
+    return int(i), int(j)
+
+
+def rows(found: dict[str, np.ndarray]) -> list[tuple[str, ...]]:
+    """Start, width, the medians of the baselines, and their distance from the paper's; a star at the choice."""
+    baselines = {name: found[name] for name in PAPER}
+    chosen, far = choose(baselines), distance(baselines)
+    out = []
+    for i, start in enumerate(STARTS):
+        for j, width in enumerate(WIDTHS):
+            medians = [f"{np.median(baselines[name][i, j]):.3f}" for name in PAPER]
+            star = "*" if (i, j) == chosen else ""
+            out.append((f"{start[0]:,} to {start[1]:,}", f"{width:,}", *medians, f"{far[i, j]:.2f}{star}"))
+    return out
+
+
+HEADER = ("start", "width", *(LABELS[name] for name in PAPER), "distance")
+
+
+def draw(found: dict[str, np.ndarray], path: Path) -> None:
+    """Medians and quartiles over groups against the interval's width, a panel for each start."""
+    plt.rcParams.update({"font.size": 10, "svg.hashsalt": "manyfold"})
+    chosen = choose({name: found[name] for name in PAPER})
+    figure, panels = plt.subplots(1, len(STARTS), figsize=(15, 4.4), sharey=True, layout="constrained")
+    for i, (start, axes) in enumerate(zip(STARTS, panels, strict=True)):
+        for name, label in LABELS.items():
+            low, median, high = np.percentile(found[name][i], [25, 50, 75], axis=-1)
+            axes.plot(WIDTHS, median, color=COLOURS[name], marker="o", markersize=3.5, label=label)
+            axes.fill_between(WIDTHS, low, high, color=COLOURS[name], alpha=0.15, linewidth=0)
+            if name in PAPER:
+                axes.axhline(PAPER[name], color=COLOURS[name], linestyle="--", linewidth=0.8)
+        axes.axhline(1, color="#000000", linewidth=0.8)
+        axes.set_yscale("log")
+        axes.set_ylim(2e-3, 3e3)
+        axes.set_title(f"starts at {start[0]:,} to {start[1]:,}")
+        axes.set_xlabel("width (training steps)")
+        axes.grid(alpha=0.25)
+        if i == chosen[0]:
+            axes.axvline(WIDTHS[chosen[1]], color="#666666", linestyle=":", linewidth=1.5)
+            axes.annotate("chosen", (WIDTHS[chosen[1]], 1.2e3), fontsize=9, ha="center")
+    panels[0].set_ylabel("variance relative to on-policy MC")
+    panels[0].legend(fontsize=8, frameon=False, loc="upper left")
+    figure.suptitle("Median and quartiles over groups; dashed: the paper's ODI, SON and SODI; black: on-policy MC")
+    for suffix in ("png", "svg"):
+        with whole(path.with_suffix(f".{suffix}")) as part:
+            figure.savefig(part, format=suffix, dpi=130, metadata={"Date": None} if suffix == "svg" else None)
+    plt.close(figure)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m tasks.calibrate",
+        description="Exact relative variance on Gridworld 1,000 against the start and width of the interval that "
+        "targets are drawn from; says which of them comes nearest to the paper's baselines (MPE is not looked at).",
+    )
+    parser.add_argument("--groups", type=int, default=30, help="groups (default 30)")
+    parser.add_argument("--out", type=Path, default=ROOT / "data" / "calibrate", help="folder of the results")
+    args = parser.parse_args(arguments)
+    try:
+        if args.groups < 1:
+            raise ValueError(f"--groups is {args.groups}, expected a whole number of at least 1")
+        _, rule = read_rule(section("targets"))
+        found = scan(rule.policies, rule.history, args.groups)
+    except (ValueError, OSError) as error:
+        print(f"calibrate: {error}", file=sys.stderr)
+        return 2
+    printed = Table(title=f"Medians over {args.groups} groups; the paper's: {', '.join(map(str, PAPER.values()))}")
+    for column in HEADER:
+        printed.add_column(column, justify="right")
+    lines = ["| " + " | ".join(row) + " |" for row in (HEADER, ["---"] * len(HEADER), *rows(found))]
+    for row in rows(found):
+        printed.add_row(*row)
+    with whole(args.out / "calibration.md") as part:
+        part.write_text("\n".join(lines) + "\n")
+    draw(found, args.out / "calibration")
+    Console().print(printed)
+    i, j = choose({name: found[name] for name in PAPER})
+    print(f"Nearest to the paper's baselines: start {list(STARTS[i])}, width {WIDTHS[j]}.")
+    print(f"params.yaml has start {list(rule.start)}, width {rule.width}. Figure: {args.out / 'calibration.png'}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
