@@ -123,7 +123,7 @@ class GridworldEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
         obs = self.world.observe(self._cell, self._t)[0]
         return obs, float(reward[0]), self._t >= self.world.horizon, False, {}
 
-    def render(self) -> str | NDArray[np.uint8] | None:  # type: ignore[override]
+    def render(self) -> str | NDArray[np.uint8] | None:
         """The grid as text with the agent as @, or as a picture with a square of 16 pixels for each cell."""
         if self.render_mode is None:
             return None
