@@ -108,25 +108,53 @@ def gae(r_tp1: Tensor, v_t: Tensor, done_tp1: Tensor, v_end: Tensor, gamma: floa
     return advantages
 
 
-def ppo_loss(
-    log_prob: Tensor,
-    entropy: Tensor,
-    value: Tensor,
-    old_log_prob: Tensor,
-    old_value: Tensor,
-    advantage: Tensor,
-    config: Config,
-) -> Tensor:
-    """Clipped surrogate, clipped value loss and entropy bonus of a minibatch `[G, B]` -> loss of each group `[G]`."""
-    mean, std = advantage.mean(1, keepdim=True), advantage.std(1, keepdim=True)
-    normalised = (advantage - mean) / (std + 1e-8)
-    ratio = (log_prob - old_log_prob).exp()
-    clipped = ratio.clamp(1 - config.clip, 1 + config.clip)
-    policy_loss = torch.maximum(-normalised * ratio, -normalised * clipped).mean(1)
-    target = advantage + old_value
-    near = old_value + (value - old_value).clamp(-config.clip, config.clip)
-    value_loss = 0.5 * torch.maximum((value - target) ** 2, (near - target) ** 2).mean(1)
-    return policy_loss + config.value * value_loss - config.entropy * entropy.mean(1)
+def ppo_gradients(
+    log_prob: Tensor, value: Tensor, old_log_prob: Tensor, old_value: Tensor, advantage: Tensor, config: Config
+) -> tuple[Tensor, Tensor]:
+    """Gradients of PPO's clipped losses in log pi(a|s) and v(s), of a minibatch `[G, B]`; `[G, B]` each.
+
+    The loss of a group is the mean over its B samples of
+        max(-A rho, -A clip(rho, 1 - c, 1 + c)) + c_v / 2 max((v - R)^2, (clip(v, v_old - c, v_old + c) - R)^2)
+    with rho = pi / pi_old, A the advantage normalised over the minibatch and R = A + v_old before normalisation.
+    A clipped branch that wins has gradient 0; the other's is -A rho, or v - R.
+    """
+    size, c = advantage.shape[1], config.clip
+    std, mean = torch.std_mean(advantage, 1, keepdim=True)
+    normalised = (advantage - mean).div_(std.add_(1e-8))
+    rho = (log_prob - old_log_prob).exp_()
+    plain = normalised * rho
+    d_log_prob = plain * (plain <= normalised * rho.clamp(1 - c, 1 + c))
+    error = value - old_value  # v - v_old
+    near = error.clamp(-c, c).sub_(advantage)  # clip(v) - R
+    error.sub_(advantage)  # v - R
+    d_value = error * (error.abs() >= near.abs_())
+    return d_log_prob.mul_(-1 / size), d_value.mul_(config.value / size)
+
+
+def softmax_gradients(outputs: Tensor, actions: Tensor, d_log_prob: Tensor, entropy: float) -> Tensor:
+    """Gradient in the logits `[G, B, A]`, given that in log pi(a|s), of the loss with its bonus -c_e H.
+
+    d log p_a / d z_j = 1{j = a} - p_j,  d H / d z_j = -p_j (log p_j + H)
+    """
+    log_p = torch.log_softmax(outputs, -1)
+    p = log_p.exp()
+    negative_h = (p * log_p).sum(-1, keepdim=True)
+    d = p * (log_p - negative_h).mul_(entropy / outputs.shape[1]).sub_(d_log_prob[..., None])
+    return d.scatter_add_(-1, actions[..., None], d_log_prob[..., None])
+
+
+def gaussian_gradients(
+    outputs: Tensor, log_std: Tensor, actions: Tensor, d_log_prob: Tensor, entropy: float
+) -> tuple[Tensor, Tensor]:
+    """Gradients in the means `[G, B, A]` and log_std `[G, 1, A]`, as `softmax_gradients`.
+
+    d log p / d mean = z / std,  d log p / d log_std = z^2 - 1,  d H / d log_std = 1,  z = (a - mean) / std
+    """
+    inverse = (-log_std).exp()
+    z = (actions - outputs) * inverse
+    weighted = d_log_prob[..., None] * z
+    d_log_std = (weighted * z).sum(1, keepdim=True) - d_log_prob.sum(1)[:, None, None] - entropy
+    return weighted * inverse, d_log_std
 
 
 def _tanh_(x: Tensor) -> Tensor:
@@ -149,7 +177,7 @@ class Networks:
         if self.n_cells:
             shapes["w1_time"] = (n, 1, h)
         shapes |= {"b1": (n, 1, h), "w2": (n, h, h), "b2": (n, 1, h)}
-        shapes |= {"actor_w": (g, h, out), "actor_b": (g, 1, out), "critic_w": (g, h, 1), "critic_b": (g, 1, 1)}
+        shapes |= {"actor_w": (g, out, h), "actor_b": (g, 1, out), "critic_w": (g, 1, h), "critic_b": (g, 1, 1)}
         if envs.continuous:
             shapes["log_std"] = (g, 1, out)
         sizes = [int(np.prod(shape)) for shape in shapes.values()]
@@ -174,20 +202,20 @@ class Networks:
                 if self.n_cells:
                     p["w1_time"][network] = first[-1:]
                 _orthogonal(p["w2"][network], 2**0.5, generator)
-            _orthogonal(p["actor_w"][i], 0.01, generator)
-            _orthogonal(p["critic_w"][i], 1.0, generator)
+            _orthogonal(p["actor_w"][i].mT, 0.01, generator)  # heads are stored [out, h]: their gradient is faster
+            _orthogonal(p["critic_w"][i].mT, 1.0, generator)
 
     def act(self, obs: Tensor) -> Tensor:
         """Actor outputs `[G, B, A]` of observations `[G, B]` (indices) or `[G, B, d]`."""
         h2 = self._hidden(obs)
-        return torch.baddbmm(self.parameters["actor_b"], h2, self.parameters["actor_w"])
+        return torch.baddbmm(self.parameters["actor_b"], h2, self.parameters["actor_w"].mT)
 
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
         """Actor outputs `[G, B, A]` and values `[G, B, 1]` of observations `[G, B]` (indices) or `[G, B, d]`."""
         p, g = self.parameters, self.n_groups
         h2 = self._hidden(torch.cat([obs, obs]))
-        outputs = torch.baddbmm(p["actor_b"], h2[:g], p["actor_w"])
-        return outputs, torch.baddbmm(p["critic_b"], h2[g:], p["critic_w"])
+        outputs = torch.baddbmm(p["actor_b"], h2[:g], p["actor_w"].mT)
+        return outputs, torch.baddbmm(p["critic_b"], h2[g:], p["critic_w"].mT)
 
     def _hidden(self, obs: Tensor) -> Tensor:
         """The last hidden layer of the first n networks at observations `[n, B, ...]`; `[n, B, h]`."""
@@ -213,9 +241,9 @@ class Networks:
         p, grad, g = self.parameters, self.gradients, self.n_groups
         h1, h2, d1, d2 = self._buffers[2 * g, d_outputs.shape[1]]
         for half, d, name, part in ((h2[:g], d_outputs, "actor", d2[:g]), (h2[g:], d_values, "critic", d2[g:])):
-            torch.bmm(half.mT, d, out=grad[f"{name}_w"])
+            torch.bmm(d.mT, half, out=grad[f"{name}_w"])
             torch.sum(d, 1, keepdim=True, out=grad[f"{name}_b"])
-            torch.bmm(d, p[f"{name}_w"].mT, out=part)
+            torch.bmm(d, p[f"{name}_w"], out=part)
         d2.addcmul_(d2, h2.square_(), value=-1)
         torch.bmm(h1.mT, d2, out=grad["w2"])
         torch.sum(d2, 1, keepdim=True, out=grad["b2"])
@@ -233,7 +261,7 @@ class Networks:
         """Scales each group's gradient (actor and critic together) to a norm of at most `max_norm`."""
         squares = torch.zeros(self.n_groups)
         for grad in self.gradients.values():
-            squares += grad.flatten(1).square().sum(1).view(-1, self.n_groups).sum(0)
+            squares += torch.linalg.vector_norm(grad.flatten(1), dim=1).square_().view(-1, self.n_groups).sum(0)
         scale = (max_norm / (squares.sqrt() + 1e-6)).clamp(max=1.0)[:, None, None]
         twice = torch.cat([scale, scale])
         for grad in self.gradients.values():
@@ -243,7 +271,7 @@ class Networks:
         """Copies of some groups' actors: w1 `[n, inputs, h]` (the time's row last), b1, w2, b2, w3, b3, log_std."""
         p = {name: value[groups] for name, value in self.parameters.items()}
         w1 = torch.cat([p["w1"], p["w1_time"]], 1) if self.n_cells else p["w1"]
-        out = {"w1": w1, "b1": p["b1"], "w2": p["w2"], "b2": p["b2"], "w3": p["actor_w"], "b3": p["actor_b"]}
+        out = {"w1": w1, "b1": p["b1"], "w2": p["w2"], "b2": p["b2"], "w3": p["actor_w"].mT, "b3": p["actor_b"]}
         return out | ({"log_std": p["log_std"]} if "log_std" in p else {})
 
 
@@ -252,14 +280,12 @@ def _orthogonal(w: Tensor, gain: float, generator: torch.Generator) -> None:
     w.copy_(torch.nn.init.orthogonal_(torch.empty(w.shape[1], w.shape[0]), gain, generator=generator).T)
 
 
-def _log_prob_entropy(outputs: Tensor, actions: Tensor, log_std: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Of actions `[G, B]` under softmax, or `[G, B, A]` under a diagonal Gaussian; `[G, B]` each."""
+def log_probs(outputs: Tensor, actions: Tensor, log_std: Tensor | None) -> Tensor:
+    """Of actions `[G, B]` under softmax, or `[G, B, A]` under a diagonal Gaussian; `[G, B]`."""
     if log_std is None:
-        log_p = torch.log_softmax(outputs, -1)
-        return log_p.gather(-1, actions[..., None])[..., 0], -(log_p.exp() * log_p).sum(-1)
+        return torch.log_softmax(outputs, -1).gather(-1, actions[..., None])[..., 0]
     z = (actions - outputs) * (-log_std).exp()
-    constant = log_std + 0.5 * float(np.log(2 * np.pi))
-    return -(0.5 * z**2 + constant).sum(-1), (constant + 0.5).sum(-1).expand(outputs.shape[:2])
+    return -(0.5 * z**2 + log_std + 0.5 * float(np.log(2 * np.pi))).sum(-1)
 
 
 Record = Callable[[Position, list[int], dict[str, Tensor]], None]
@@ -280,8 +306,8 @@ class Learner:
         generators = [torch.Generator().manual_seed(int(rng.integers(2**62))) for rng in self.rngs]
         self.networks = Networks(envs, config.hidden, generators)
         self.update = 0  # updates done
-        self.moments = torch.zeros(2, self.networks.flat.numel())  # Adam's
-        self._scale = torch.empty_like(self.networks.flat)
+        self.networks.flat.grad = self.networks.flat_grad
+        self.optimiser = torch.optim.Adam([self.networks.flat], eps=config.adam_eps, fused=True)
 
     def run_segment(
         self, last_update: int, wanted: list[set[Position]], record: Record, tick: Callable[[], None]
@@ -294,7 +320,7 @@ class Learner:
             self.update += 1
             obs, batch = self._rollout(obs)
             for epoch in range(1, self.config.epochs + 1):
-                self._epoch(batch, epoch)
+                self._epoch(batch)
                 self._record(Position(self.update, epoch), wanted, record)
             tick()
 
@@ -304,7 +330,6 @@ class Learner:
             statistics = {name: torch.from_numpy(x[groups].copy()) for name, x in self.envs.normaliser().items()}
             record(position, groups, self.networks.actors(groups) | statistics)
 
-    @torch.no_grad()
     def _rollout(self, obs: NDArray[Any]) -> tuple[NDArray[Any], dict[str, Tensor]]:
         """One update's batch, `[G, batch, ...]` each, and the observations to go on from."""
         config, g = self.config, self.networks.n_groups
@@ -337,59 +362,50 @@ class Learner:
             torch.from_numpy(rewards), v[:-1], torch.from_numpy(dones), v[-1], config.gamma, config.gae_lambda
         )
         actions = flat(torch.stack(taken))
-        log_prob, _ = _log_prob_entropy(all_outputs[:, : config.batch], actions, log_std)
         return obs, {
             "obs": flat(torch.stack(seen[:-1])),
             "actions": actions,
-            "log_prob": log_prob,
+            "log_prob": log_probs(all_outputs[:, : config.batch], actions, log_std),
             "value": all_values[:, : config.batch, 0],
             "advantage": flat(advantages),
         }
 
-    def _epoch(self, batch: dict[str, Tensor], epoch: int) -> None:
+    def _epoch(self, batch: dict[str, Tensor]) -> None:
         config, networks = self.config, self.networks
         order = torch.from_numpy(np.stack([rng.permutation(config.batch) for rng in self.rngs]))  # [G, batch]
         shuffled = {name: x[torch.arange(len(x))[:, None], order] for name, x in batch.items()}
         size = config.batch // config.minibatches
-        steps = ((self.update - 1) * config.epochs + epoch - 1) * config.minibatches
+        log_std = networks.parameters.get("log_std")
+        updates = config.total_steps // config.batch
+        self.optimiser.param_groups[0]["lr"] = config.learning_rate * (1 - (self.update - 1) / updates)
         for i in range(config.minibatches):
             part = {name: x[:, i * size : (i + 1) * size] for name, x in shuffled.items()}
-            outputs, values = (x.requires_grad_() for x in networks.forward(part["obs"]))
-            log_std = networks.parameters["log_std"].detach().requires_grad_() if self.envs.continuous else None
-            log_prob, entropy = _log_prob_entropy(outputs, part["actions"], log_std)
-            loss = ppo_loss(
-                log_prob, entropy, values[..., 0], part["log_prob"], part["value"], part["advantage"], config
-            )
-            of = (outputs, values) if log_std is None else (outputs, values, log_std)
-            d_outputs, d_values, *d_log_std = torch.autograd.grad(loss.sum(), of)
-            networks.backward(d_outputs, d_values)
-            if d_log_std:
-                networks.gradients["log_std"].copy_(d_log_std[0])
+            outputs, values = networks.forward(part["obs"])
+            log_prob = log_probs(outputs, part["actions"], log_std)
+            old = (part["log_prob"], part["value"], part["advantage"])
+            d_log_prob, d_value = ppo_gradients(log_prob, values[..., 0], *old, config)
+            if log_std is None:
+                d_outputs = softmax_gradients(outputs, part["actions"], d_log_prob, config.entropy)
+            else:
+                d_outputs, networks.gradients["log_std"][:] = gaussian_gradients(
+                    outputs, log_std, part["actions"], d_log_prob, config.entropy
+                )
+            networks.backward(d_outputs, d_value[..., None])
             networks.clip_gradients(config.max_grad_norm)
-            self._adam(steps + i + 1)
-
-    def _adam(self, steps: int) -> None:
-        """Adam's step number `steps` (from 1), with the learning rate annealed by update."""
-        config = self.config
-        updates = config.total_steps // config.batch
-        rate = config.learning_rate * (1 - (self.update - 1) / updates)
-        first, second, grad = self.moments[0], self.moments[1], self.networks.flat_grad
-        first.lerp_(grad, 0.1)
-        second.mul_(0.999).addcmul_(grad, grad, value=0.001)
-        bias1, bias2 = 1 - 0.9**steps, 1 - 0.999**steps
-        torch.sqrt(second, out=self._scale).div_(bias2**0.5).add_(config.adam_eps)
-        self.networks.flat.addcdiv_(first, self._scale, value=-rate / bias1)
+            self.optimiser.step()
 
     def save(self) -> tuple[dict[str, Tensor], dict[str, str]]:
         """All that a later `load` needs to go on, as tensors and as text (safetensors' metadata)."""
-        tensors = {"flat": self.networks.flat.clone(), "moments": self.moments.clone()}
+        tensors = {"flat": self.networks.flat.clone()}
+        tensors |= {f"adam.{name}": x.clone() for name, x in self.optimiser.state[self.networks.flat].items()}
         tensors |= {f"envs.{name}": torch.from_numpy(np.array(x)) for name, x in self.envs.save().items()}
         states = json.dumps([rng.bit_generator.state for rng in self.rngs])
         return tensors, {"update": str(self.update), "rngs": states}
 
     def load(self, tensors: dict[str, Tensor], text: dict[str, str]) -> None:
         self.networks.flat.copy_(tensors["flat"])
-        self.moments.copy_(tensors["moments"])
+        adam = {name.removeprefix("adam."): x for name, x in tensors.items() if name.startswith("adam.")}
+        self.optimiser.state[self.networks.flat] = adam
         self.envs.load({k.removeprefix("envs."): v.numpy() for k, v in tensors.items() if k.startswith("envs.")})
         self.update = int(text["update"])
         for rng, state in zip(self.rngs, json.loads(text["rngs"]), strict=True):

@@ -1,0 +1,40 @@
+"""Stable-Baselines3's PPO with the hyperparameters of `manyfold.ppo`."""
+
+from typing import Any
+
+import manyfold  # noqa: F401 - registers the Gridworld
+from manyfold import environments, targets
+from manyfold.mujoco import ENVS
+
+
+def make_model(env: str, seed: int, total_steps: int) -> Any:
+    """A model that is to be trained for `total_steps`: its learning rate falls as ours, over our own total."""
+    from stable_baselines3 import PPO
+    from stable_baselines3.common.env_util import make_vec_env
+    from stable_baselines3.common.vec_env import VecNormalize
+
+    config = targets.config(env)
+    if env in environments.GRIDWORLDS:
+        options: dict[str, Any] = {"m": environments.GRIDWORLDS[env], "reward_seed": seed}
+        envs = make_vec_env("manyfold/Gridworld-v0", config.envs, seed, env_kwargs=options)
+    else:
+        single = make_vec_env(ENVS[env].id, config.envs, seed, env_kwargs=ENVS[env].gymnasium)
+        envs = VecNormalize(single, gamma=config.gamma)
+    return PPO(
+        "MlpPolicy",
+        envs,
+        learning_rate=lambda left: config.learning_rate * (1 - (1 - left) * total_steps / config.total_steps),
+        n_steps=config.steps,
+        batch_size=config.batch // config.minibatches,
+        n_epochs=config.epochs,
+        gamma=config.gamma,
+        gae_lambda=config.gae_lambda,
+        clip_range=config.clip,
+        clip_range_vf=config.clip,
+        ent_coef=config.entropy,
+        vf_coef=config.value,
+        max_grad_norm=config.max_grad_norm,
+        stats_window_size=20,
+        seed=seed,
+        device="cpu",
+    )
