@@ -2,6 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 export PYTHONPATH := $(CURDIR)
+export PATH := $(CURDIR)/.venv/bin:$(PATH)
 export MLFLOW_DISABLE_TELEMETRY := true
 export DO_NOT_TRACK := 1
 

@@ -2,7 +2,8 @@
 
 import os
 
-# Before Prefect is imported: its own log lines would drown the progress bar, and nothing is sent anywhere.
-os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")
+# Before Prefect is imported: its own log lines would drown the progress bar and the one line that says what is wrong
+# (PREFECT_LOGGING_LEVEL=INFO brings them back), and nothing is sent anywhere.
+os.environ.setdefault("PREFECT_LOGGING_LEVEL", "CRITICAL")
 os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
 os.environ.setdefault("DO_NOT_TRACK", "1")

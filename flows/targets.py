@@ -17,7 +17,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from manyfold import environments
-from manyfold import targets as library
+from manyfold.targets import Rule, draw
 from tasks import targets as stage
 from tasks.params import ROOT, section
 
@@ -35,15 +35,21 @@ def train(env: str, first: int, last: int, data: str) -> None:
 @flow(name="targets", validate_parameters=False)
 def targets(env: str, data: Path = ROOT / "data", workers: int | None = None) -> Path:
     """Draws the targets, trains all groups in shards, and puts the result in place."""
-    groups, rule = stage.read_rule(section("targets"))
-    for group in range(groups):
-        library.draw(rule, env, group)  # a rule that cannot be met is refused before anything is trained
+    groups, rule = checked(env)
     work = stage.work_folder(env, rule, data)
     futures = [train.submit(env, shard[0], shard[-1], str(data)) for shard in shards(groups, workers or cores())]
     watch(futures, work)
     for future in futures:
         future.result()
     return stage.collect(env, groups, work, data)
+
+
+def checked(env: str) -> tuple[int, Rule]:
+    """The number of groups and the rule; one that cannot be met is refused before anything is trained."""
+    groups, rule = stage.read_rule(section("targets"))
+    for group in range(groups):
+        draw(rule, env, group)
+    return groups, rule
 
 
 def cores() -> int:
@@ -94,6 +100,7 @@ def main(arguments: list[str] | None = None) -> int:
     args = parser.parse_args(arguments)
     try:
         environments.check_env(args.env)
+        checked(args.env)
         if args.workers is not None and args.workers < 1:
             raise ValueError(f"--workers is {args.workers}, expected a whole number of at least 1")
         out = targets.with_options(task_runner=ThreadPoolTaskRunner(max_workers=args.workers or cores()))(

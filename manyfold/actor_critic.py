@@ -59,11 +59,12 @@ class ActorCritic:
         if envs.continuous:
             shapes["log_std"] = (g, 1, out)
         sizes = [int(np.prod(shape)) for shape in shapes.values()]
-        self.flat, self.flat_grad = torch.zeros(sum(sizes)), torch.zeros(sum(sizes))
+        padding = -sum(sizes) % 64  # so that no parameter is in the rest that vector instructions leave over
+        self.flat, self.flat_grad = torch.zeros(sum(sizes) + padding), torch.zeros(sum(sizes) + padding)
         self.parameters: dict[str, Tensor] = {}
         self.gradients: dict[str, Tensor] = {}
-        parts, grads = torch.split(self.flat, sizes), torch.split(self.flat_grad, sizes)
-        for (name, shape), part, grad in zip(shapes.items(), parts, grads, strict=True):
+        parts, grads = (torch.split(x, [*sizes, padding]) for x in (self.flat, self.flat_grad))
+        for (name, shape), part, grad in zip(shapes.items(), parts, grads, strict=False):
             self.parameters[name], self.gradients[name] = part.view(shape), grad.view(shape)
         self._initialise(generators)
         # A one-hot input is an index: row `cell` of network n in the stacked first layer.
@@ -86,14 +87,14 @@ class ActorCritic:
     def act(self, obs: Tensor) -> Tensor:
         """Actor outputs `[G, B, A]` of observations `[G, B]` (indices) or `[G, B, d]`."""
         h2 = self._hidden(obs)
-        return torch.baddbmm(self.parameters["actor_b"], h2, self.parameters["actor_w"].mT)
+        return _head(h2, self.parameters["actor_w"], self.parameters["actor_b"])
 
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
         """Actor outputs `[G, B, A]` and values `[G, B, 1]` of observations `[G, B]` (indices) or `[G, B, d]`."""
         p, g = self.parameters, self.n_groups
         h2 = self._hidden(torch.cat([obs, obs]))
-        outputs = torch.baddbmm(p["actor_b"], h2[:g], p["actor_w"].mT)
-        return outputs, torch.baddbmm(p["critic_b"], h2[g:], p["critic_w"].mT)
+        outputs = _head(h2[:g], p["actor_w"], p["actor_b"])
+        return outputs, _head(h2[g:], p["critic_w"], p["critic_b"])
 
     def _hidden(self, obs: Tensor) -> Tensor:
         """The last hidden layer of the first n networks at observations `[n, B, ...]`; `[n, B, h]`."""
@@ -119,9 +120,13 @@ class ActorCritic:
         p, grad, g = self.parameters, self.gradients, self.n_groups
         h1, h2, d1, d2 = self._buffers[2 * g, d_outputs.shape[1]]
         for half, d, name, part in ((h2[:g], d_outputs, "actor", d2[:g]), (h2[g:], d_values, "critic", d2[g:])):
-            torch.bmm(d.mT, half, out=grad[f"{name}_w"])
             torch.sum(d, 1, keepdim=True, out=grad[f"{name}_b"])
-            torch.bmm(d, p[f"{name}_w"], out=part)
+            if d.shape[-1] == 1:  # no bmm, as in _head
+                torch.sum(d * half, 1, keepdim=True, out=grad[f"{name}_w"])
+                torch.mul(d, p[f"{name}_w"], out=part)
+            else:
+                torch.bmm(d.mT, half, out=grad[f"{name}_w"])
+                torch.bmm(d, p[f"{name}_w"], out=part)
         d2.addcmul_(d2, h2.square_(), value=-1)
         torch.bmm(h1.mT, d2, out=grad["w2"])
         torch.sum(d2, 1, keepdim=True, out=grad["b2"])
@@ -149,8 +154,26 @@ class ActorCritic:
         """Copies of some groups' actors: w1 `[n, inputs, h]` (the time's row last), b1, w2, b2, w3, b3, log_std."""
         p = {name: value[groups] for name, value in self.parameters.items()}
         w1 = torch.cat([p["w1"], p["w1_time"]], 1) if self.n_cells else p["w1"]
-        out = {"w1": w1, "b1": p["b1"], "w2": p["w2"], "b2": p["b2"], "w3": p["actor_w"].mT, "b3": p["actor_b"]}
+        out = {
+            "w1": w1,
+            "b1": p["b1"],
+            "w2": p["w2"],
+            "b2": p["b2"],
+            "w3": p["actor_w"].mT.contiguous(),
+            "b3": p["actor_b"],
+        }
         return out | ({"log_std": p["log_std"]} if "log_std" in p else {})
+
+
+def _head(h2: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    """The last layer, `[n, B, h]` and `[n, out, h]` -> `[n, B, out]`.
+
+    A single output is not a bmm: that sums in another order for a batch of one network, and the numbers of a group must
+    not depend on how many others are with it.
+    """
+    if w.shape[1] == 1:
+        return (h2 * w).sum(-1, keepdim=True).add_(b)
+    return torch.baddbmm(b, h2, w.mT)
 
 
 def _orthogonal(w: Tensor, gain: float, generator: torch.Generator) -> None:

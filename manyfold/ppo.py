@@ -209,7 +209,7 @@ class Learner:
             seen.append(torch.from_numpy(obs))
 
         def flat(x: Tensor) -> Tensor:  # [T, G, E, ...] -> [G, T * E, ...]
-            return x.transpose(0, 1).flatten(1, 2)
+            return x.transpose(0, 1).flatten(1, 2).contiguous()
 
         # Values and log-probabilities of all steps at once: in the loop they would cost as much again.
         all_seen, actions = flat(torch.stack(seen)), flat(torch.stack(taken))

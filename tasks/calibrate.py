@@ -11,6 +11,7 @@ from pathlib import Path
 
 import matplotlib
 import numpy as np
+import torch
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -43,6 +44,7 @@ LABELS = {"odi": "ODI", "son": "SON", "sodi": "SODI", "mpe": "MPE", "mpe_baselin
 
 def tables(groups: list[int], last_step: float) -> list[dict[Position, np.ndarray]]:
     """Every checkpoint of every group's training as a table: position -> `[T, S, A]`."""
+    torch.set_num_threads(1)
     config = targets.config(ENV)
     updates = int(last_step // config.batch) + 1
     every = tuple(Position(u, e) for u in range(1, updates + 1) for e in range(1, config.epochs + 1))

@@ -1,0 +1,77 @@
+"""The stage through its real doors: `dvc repro`, which runs the Prefect flow."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from flows import targets
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory):
+    """A copy of the project with tiny parameters and a Git and DVC of its own."""
+    folder = tmp_path_factory.mktemp("project")
+    for name in ("manyfold", "tasks", "flows", "dvc.yaml", "params.yaml", ".dvcignore"):
+        source = ROOT / name
+        (shutil.copytree if source.is_dir() else shutil.copy)(source, folder / name)
+    params = yaml.safe_load((folder / "params.yaml").read_text())
+    params["targets"] = {"groups": 3, "policies": 3, "start": [600, 900], "width": 700, "history": 3}
+    (folder / "params.yaml").write_text(yaml.safe_dump(params))
+    run(folder, "git", "init", "-q")
+    run(folder, sys.executable, "-m", "dvc", "init", "-q")
+    run(folder, sys.executable, "-m", "dvc", "config", "core.analytics", "false")
+    return folder
+
+
+def run(folder, *command):
+    binaries = Path(sys.executable).parent
+    environment = {**os.environ, "PYTHONPATH": str(folder), "PATH": f"{binaries}:{os.environ['PATH']}"}
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+def repro(folder, stage):
+    return run(folder, sys.executable, "-m", "dvc", "repro", stage)
+
+
+def test_dvc_repro_trains_the_targets_and_a_second_call_does_nothing(project):
+    done = repro(project, "targets@gridworld-1000")
+    assert done.returncode == 0, done.stderr
+    out = project / "data" / "targets" / "gridworld-1000"
+    assert sorted(f.name for f in out.iterdir()) == ["group-00", "group-01", "group-02"]
+    assert "group-02" in done.stdout  # the table at the end
+    assert not list((project / "data" / ".work").rglob("*.safetensors"))
+    again = repro(project, "targets@gridworld-1000")
+    assert "didn't change, skipping" in again.stdout
+
+
+def test_the_flow_refuses_bad_input_with_one_line_and_exit_code_2(project):
+    done = run(project, sys.executable, "-m", "flows.targets", "--env", "walkr")
+    assert done.returncode == 2
+    assert done.stderr.startswith("targets: unknown environment 'walkr'; did you mean 'walker'?")
+    assert done.stderr.count("\n") == 1
+    params = (project / "params.yaml").read_text()
+    (project / "params.yaml").write_text(params.replace("width: 700", "width: -1"))
+    done = run(project, sys.executable, "-m", "flows.targets", "--env", "gridworld-1000")
+    (project / "params.yaml").write_text(params)
+    assert done.returncode == 2
+    assert done.stderr == "targets: targets.width is -1, expected more than 0 training steps\n"
+
+
+def test_help_teaches():
+    done = run(ROOT, sys.executable, "-m", "flows.targets", "--help")
+    assert "goes on where it was last saved" in " ".join(done.stdout.split())
+
+
+@pytest.mark.parametrize(("groups", "workers"), [(30, 2), (5, 4), (2, 8), (1, 1)])
+def test_shards_hold_every_group_once(groups, workers):
+    shards = targets.shards(groups, workers)
+    assert [g for shard in shards for g in shard] == list(range(groups))
+    assert len(shards) == min(groups, workers)
+    assert max(map(len, shards)) - min(map(len, shards)) <= 1

@@ -1,0 +1,130 @@
+import numpy as np
+import pytest
+import torch
+
+from manyfold import environments, targets
+from manyfold.mujoco import ENVS as ROBOTS
+from manyfold.ppo import Position
+from manyfold.targets import Plan, Rule, Training
+
+RULE = Rule(policies=10, start=(3000, 7000), width=8000, history=6)
+
+
+@pytest.mark.parametrize("env", environments.ENVS)
+def test_plans_lie_in_their_interval_and_follow_from_the_seed(env):
+    config = targets.config(env)
+    starts = []
+    for group in range(30):
+        plan = targets.draw(RULE, env, group)
+        assert plan == targets.draw(RULE, env, group)
+        low, high = plan.interval
+        assert high - low == pytest.approx(8000)
+        steps = [targets.step_of(position, config) for position in plan.targets]
+        assert len(set(steps)) == 10
+        assert steps == sorted(steps)
+        assert low <= steps[0]
+        assert steps[-1] <= high
+        assert low <= targets.step_of(plan.companion, config) <= high
+        assert plan.history[0] == Position(0, 0)
+        assert high - targets.step_of(plan.history[-1], config) < config.batch / config.epochs
+        assert plan.last == max(p.update for p in (*plan.targets, plan.companion, *plan.history))
+        starts.append(low)
+    assert min(starts) >= 3000
+    assert max(starts) <= 7000
+    assert np.ptp(starts) > 2000  # 30 draws from a range of 4,000
+
+
+def test_steps_of_positions_by_hand():
+    config = targets.config("gridworld-1000")  # 512 steps an update, 4 epochs
+    assert targets.step_of(Position(0, 0), config) == 0
+    assert targets.step_of(Position(1, 1), config) == 128
+    assert targets.step_of(Position(3, 4), config) == 3 * 512
+    assert targets.step_of(Position(2, 5), targets.config("hopper")) == 2048 * 1.5
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"policies": 0}, "targets.policies is 0, expected a whole number of at least 1"),
+        ({"policies": 2.5}, "targets.policies is 2.5, expected a whole number"),
+        ({"history": 1}, "targets.history is 1, expected a whole number of at least 2"),
+        ({"width": -5}, "targets.width is -5, expected more than 0 training steps"),
+        ({"width": float("nan")}, "expected .low, high. and a number"),
+        ({"start": (5, 3)}, r"targets.start is \[5, 3\], expected 0 <= low <= high"),
+        ({"start": (1, 2, 3)}, "expected .low, high. and a number"),
+    ],
+)
+def test_rules_out_of_range_are_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        Rule(**{"policies": 10, "start": (0, 1), "width": 100, "history": 6, **change})
+
+
+def test_intervals_that_cannot_be_met_are_refused():
+    with pytest.raises(
+        ValueError, match=r"targets.width 500 holds . checkpoints of gridworld-1000, expected 10 or more"
+    ):
+        targets.draw(Rule(10, (1000, 1000), 500, 2), "gridworld-1000", 0)
+    with pytest.raises(ValueError, match="reach step 600000, expected 500000 at most"):
+        targets.draw(Rule(10, (0, 100_000), 500_000, 2), "gridworld-1000", 0)
+    with pytest.raises(ValueError, match=r"unknown environment .hoper.; did you mean .hopper."):
+        targets.draw(RULE, "hoper", 0)
+
+
+def test_the_robots_are_those_of_the_mujoco_module():
+    assert tuple(ROBOTS) == environments.ROBOTS
+
+
+def test_training_stops_at_the_last_step_needed_and_yields_what_was_planned():
+    torch.set_num_threads(1)
+    rule = Rule(policies=3, start=(600, 900), width=700, history=3)
+    groups = [0, 1]
+    plans = [targets.draw(rule, "gridworld-1000", group) for group in groups]
+    training = Training("gridworld-1000", groups, plans)
+    while not training.finished:
+        training.run_segment()
+    assert training.learner.update == max(plan.last for plan in plans)
+    first, second = training.results()
+    assert first.targets.n_policies == 3
+    assert first.companion.n_policies == 1
+    assert first.history.n_policies == 3
+    assert first.targets.spec.names[0] == f"step {targets.step_of(plans[0].targets[0], training.config):g}"
+    # the initial policy of the history is nearly uniform, and the same position is the same policy wherever it is used
+    np.testing.assert_allclose(first.history.table()[0], 0.25, atol=0.02)
+    assert not np.allclose(first.targets.table()[0], second.targets.table()[0])
+    alone = Training("gridworld-1000", [1], [plans[1]])
+    while not alone.finished:
+        alone.run_segment()
+    np.testing.assert_allclose(alone.results()[0].targets.table(), second.targets.table(), atol=1e-5)
+
+
+def test_an_interrupted_training_yields_the_same_policies():
+    torch.set_num_threads(1)
+    last = Position(22, 4)  # a segment of Gridworld is 20 updates
+    plan = Plan((0.0, 1.0), (Position(3, 2), last), Position(3, 2), (Position(0, 0), last))
+    whole, first, second = (Training("gridworld-1000", [5], [plan]) for _ in range(3))
+    while not whole.finished:
+        whole.run_segment()
+    first.run_segment()
+    second.load(*first.save())
+    assert not second.finished
+    second.run_segment()
+    assert second.finished
+    for name, x in whole.results()[0].targets.tensors.items():
+        assert torch.equal(x, second.results()[0].targets.tensors[name])
+
+
+def test_a_robots_policies_carry_their_normalisation():
+    torch.set_num_threads(1)
+    plan = Plan((0.0, 1.0), (Position(1, 1), Position(1, 2)), Position(1, 2), (Position(0, 0), Position(1, 2)))
+    training = Training("hopper", [0], [plan])
+    training.run_segment()
+    (drawn,) = training.results()
+    assert drawn.targets.spec.kind == "binned_gaussian"
+    assert (drawn.targets.spec.low, drawn.targets.spec.high, drawn.targets.n_actions) == (-1.0, 1.0, 10)
+    statistics = training.envs.normaliser()
+    np.testing.assert_array_equal(drawn.targets.tensors["obs_mean"].numpy(), np.repeat(statistics["obs_mean"], 2, 0))
+    assert drawn.targets.tensors["obs_mean"].abs().max() > 0.1
+    probs = drawn.targets.probs(np.tile(statistics["obs_mean"], (2, 1)), 0)
+    np.testing.assert_allclose(probs.sum(-1), 1)
+    rest = drawn.companion.companion()(np.tile(statistics["obs_mean"], (4, 1)), np.random.default_rng(0))
+    assert rest.shape == (4, 2)
