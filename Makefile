@@ -6,7 +6,7 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 export MLFLOW_DISABLE_TELEMETRY := true
 export DO_NOT_TRACK := 1
 
-.PHONY: main test test-slow lint format bench clean
+.PHONY: main test test-slow lint format calibrate bench bench-learning clean
 .DEFAULT_GOAL := main
 
 main: .venv/ready
@@ -30,6 +30,13 @@ format: .venv/ready
 bench: .venv/ready
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[bench]'
 	$(BIN)/python -m benchmarks
+
+bench-learning: .venv/ready
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[bench]'
+	$(BIN)/python -m benchmarks.ppo_learning
+
+calibrate: .venv/ready
+	$(BIN)/python -m tasks.calibrate
 
 clean:
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info

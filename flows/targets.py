@@ -22,7 +22,7 @@ from tasks import targets as stage
 from tasks.params import ROOT, section
 
 
-@task(cache_policy=NO_CACHE, task_run_name="train {env} groups {first}-{last}", retries=1)
+@task(cache_policy=NO_CACHE, task_run_name="train {env} groups {first}-{last}")
 def train(env: str, first: int, last: int, data: str) -> None:
     """One shard in a process of its own, with one thread: two threads on small matrices are slower than one."""
     command = [sys.executable, "-m", "tasks.targets", "--env", env, "--groups", f"{first}-{last}", "--data", data]

@@ -27,6 +27,9 @@ def test_the_functions_it_names_exist():
     import manyfold.gridworld
     import manyfold.similarity
 
+    assert len(re.findall(r"!\[", README)) == len(
+        [p for p in re.findall(r"!\[.*?\]\((.*?)\)", README) if (ROOT / p).exists()]
+    )
     named = re.findall(r"`(exact|estimators|similarity|gridworld)\.(\w+)", README)
     assert len(named) > 15
     for module, function in named:
