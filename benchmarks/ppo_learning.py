@@ -1,5 +1,5 @@
 """Does it learn, side by side with Stable-Baselines3 and the same hyperparameters: Gridworld after 500,000 steps
-against the exact optimum, two robots by the mean return of their last 20 episodes at 50,000 steps. About 25 minutes, two cores.
+against the exact optimum, two robots by the mean return of their last 20 episodes at 50,000 steps. About 25 minutes.
 """
 
 import multiprocessing
