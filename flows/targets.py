@@ -3,10 +3,13 @@
 import argparse
 import itertools
 import os
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import FrameType
+from typing import NoReturn
 
 from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
@@ -37,6 +40,7 @@ def targets(env: str, data: Path = ROOT / "data", workers: int | None = None) ->
     """Draws the targets, trains all groups in shards, and puts the result in place."""
     groups, rule = checked(env)
     work = stage.work_folder(env, rule, data)
+    stage.forget_progress(work)
     futures = [train.submit(env, shard[0], shard[-1], str(data)) for shard in shards(groups, workers or cores())]
     watch(futures, work)
     for future in futures:
@@ -88,6 +92,12 @@ def summary(out: Path) -> Table:
     return table
 
 
+def interrupted(number: int, frame: FrameType | None) -> NoReturn:
+    """Ends at once: Prefect would wait for a server that the same Ctrl-C has ended. The shards notice and end too."""
+    print("\ntargets: interrupted; run it again to go on from the last save", file=sys.stderr, flush=True)
+    os._exit(130)
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m flows.targets",
@@ -103,12 +113,14 @@ def main(arguments: list[str] | None = None) -> int:
         checked(args.env)
         if args.workers is not None and args.workers < 1:
             raise ValueError(f"--workers is {args.workers}, expected a whole number of at least 1")
+        signal.signal(signal.SIGINT, interrupted)
         out = targets.with_options(task_runner=ThreadPoolTaskRunner(max_workers=args.workers or cores()))(
             args.env, args.data, args.workers
         )
     except (ValueError, OSError, RuntimeError) as error:
         print(f"targets: {str(error).removeprefix('targets: ')}", file=sys.stderr)
         return 2
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     Console().print(summary(out))
     return 0
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load, save
 from torch import Tensor
 
@@ -115,8 +115,8 @@ class NetworkPolicySet:
 
     def save(self, path: Path) -> None:
         """Writes `path`.safetensors and `path`.json."""
-        data = save(self.tensors)
         about = {"format": "manyfold-policies", "version": VERSION, **asdict(self.spec)}
+        data = save(self.tensors, metadata={"about": json.dumps(about)})  # so that neither can be changed alone
         about["sha256"] = hashlib.sha256(data).hexdigest()
         path.with_suffix(".safetensors").write_bytes(data)
         path.with_suffix(".json").write_text(json.dumps(about, indent=1) + "\n")
@@ -147,9 +147,12 @@ class NetworkPolicySet:
             tensors = load(data)
         except SafetensorError as error:
             raise ValueError(f"{data_path}: not a safetensors file ({error})") from None
-        spec = Spec(**{name: about[name] for name in wanted} | {"names": tuple(about["names"])})
         try:
-            return cls(tensors, spec)
+            with safe_open(data_path, "pt") as file:
+                original = json.loads((file.metadata() or {}).get("about", "null"))
+            if original != {name: value for name, value in about.items() if name != "sha256"}:
+                raise ValueError(f"{about_path.name} is not what was saved with it; was it edited?")
+            return cls(tensors, Spec(**{name: about[name] for name in wanted} | {"names": tuple(about["names"])}))
         except ValueError as error:
             raise ValueError(f"{data_path}: {error}") from None
 
@@ -158,6 +161,12 @@ def _check(tensors: dict[str, Tensor], spec: Spec) -> list[str]:
     """The names of the tensors that belong to a policy set of this spec; refuses missing ones and other shapes."""
     if spec.kind not in ("softmax", "binned_gaussian"):
         raise ValueError(f"kind is {spec.kind!r}, expected softmax or binned_gaussian")
+    for name, least in (("horizon", 1), ("n_actions", 1), ("n_cells", 0), ("n_features", 0)):
+        value = getattr(spec, name)
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise ValueError(f"{name} is {value!r}, expected a whole number of at least {least}")
+    if spec.kind == "binned_gaussian" and not spec.low < spec.high:
+        raise ValueError(f"low is {spec.low!r} and high {spec.high!r}, expected low < high: the range of the bins")
     if "w1" not in tensors or tensors["w1"].ndim != 3 or "w3" not in tensors or tensors["w3"].ndim != 3:
         raise ValueError(f"tensors are {sorted(tensors)}, expected w1 [K, inputs, h] and w3 [K, h, out] among them")
     k, h, out = len(spec.names), tensors["w1"].shape[2], tensors["w3"].shape[2]
@@ -172,6 +181,8 @@ def _check(tensors: dict[str, Tensor], spec: Spec) -> list[str]:
         found: Any = list(tensors[name].shape) if name in tensors else "nothing"
         if found != list(shape):
             raise ValueError(f"{name}: expected shape {list(shape)}, found {found}")
-        if not torch.isfinite(tensors[name]).all():
+        if not tensors[name].is_floating_point() or not torch.isfinite(tensors[name]).all():
             raise ValueError(f"{name}: expected finite numbers, found NaN or infinity; did the training diverge?")
+    if "obs_var" in shapes and tensors["obs_var"].min() < 0:
+        raise ValueError("obs_var: expected 0 or more, found a negative variance")
     return list(shapes)

@@ -35,7 +35,8 @@ class Rule:
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ValueError(f"targets.{name} is {value!r}, expected a whole number of at least {least}")
         numbers = (*self.start, self.width) if isinstance(self.start, tuple) else (None,)
-        if len(numbers) != 3 or not all(isinstance(x, int | float) and np.isfinite(x) for x in numbers):
+        real = [x for x in numbers if isinstance(x, int | float) and not isinstance(x, bool) and np.isfinite(x)]
+        if len(real) != 3:
             raise ValueError(
                 f"targets.start is {self.start!r} and width {self.width!r}, expected [low, high] and a number"
             )
@@ -93,6 +94,10 @@ def draw(rule: Rule, env: str, group: int) -> Plan:
     targets = tuple(inside[i] for i in sorted(rng.choice(len(inside), rule.policies, replace=False)))
     companion = inside[int(rng.integers(len(inside)))]
     up_to = [position for position in candidates if step_of(position, cfg) <= end]
+    if rule.history > len(up_to):
+        raise ValueError(
+            f"targets.history is {rule.history}, expected {len(up_to)} at most: there are no more checkpoints"
+        )
     spread = np.linspace(0, len(up_to) - 1, rule.history).round().astype(int)
     return Plan((first, end), targets, companion, tuple(up_to[i] for i in spread))
 
@@ -112,16 +117,16 @@ class Training:
     Runs segment by segment; `save` between segments is all that `load` needs to go on with the same numbers.
     """
 
-    def __init__(self, env: str, groups: list[int], plans: list[Plan], threads: int = 1) -> None:
+    def __init__(self, env: str, groups: list[int], plans: list[Plan]) -> None:
         self.env, self.groups, self.plans, self.config = env, groups, plans, config(env)
         self.envs: GridworldGroups | MujocoGroups
         if env in environments.GRIDWORLDS:
             self.envs = GridworldGroups(environments.GRIDWORLDS[env], groups, self.config.envs)
         else:
-            self.envs = MujocoGroups(env, groups, self.config.gamma, threads=threads)
+            self.envs = MujocoGroups(env, groups, self.config.gamma)
         self.learner = ppo.Learner(self.envs, self.config, [(env, group) for group in groups])
         self.wanted = [{*plan.targets, plan.companion, *plan.history} for plan in plans]
-        self.taken: dict[str, Tensor] = {}  # "index of the group/update.epoch/tensor"
+        self.taken: dict[tuple[int, Position], dict[str, Tensor]] = {}  # (index of the group, position) -> actor
         self.last = max(plan.last for plan in plans)
 
     @property
@@ -134,17 +139,21 @@ class Training:
 
     def _record(self, position: Position, groups: list[int], tensors: dict[str, Tensor]) -> None:
         for i, group in enumerate(groups):
-            for name, x in tensors.items():
-                self.taken[f"{group}/{position.update}.{position.epoch}/{name}"] = x[i]
+            self.taken[group, position] = {name: x[i].clone() for name, x in tensors.items()}
 
     def save(self) -> tuple[dict[str, Tensor], dict[str, str]]:
         tensors, text = self.learner.save()
-        return tensors | {f"taken/{name}": x for name, x in self.taken.items()}, text
+        for (group, position), actor in self.taken.items():
+            tensors |= {f"taken/{group}/{position.update}/{position.epoch}/{name}": x for name, x in actor.items()}
+        return tensors, text
 
     def load(self, tensors: dict[str, Tensor], text: dict[str, str]) -> None:
         self.learner.load(tensors, text)
-        prefix = "taken/"
-        self.taken = {name.removeprefix(prefix): x for name, x in tensors.items() if name.startswith(prefix)}
+        self.taken = {}
+        for key, x in tensors.items():
+            if key.startswith("taken/"):
+                _, group, update, epoch, name = key.split("/")
+                self.taken.setdefault((int(group), Position(int(update), int(epoch))), {})[name] = x
 
     def results(self) -> list[Drawn]:
         """Every group's policies, in the order of `groups`."""
@@ -154,10 +163,7 @@ class Training:
         ]
 
     def _policies(self, index: int, positions: list[Position]) -> NetworkPolicySet:
-        taken = []
-        for position in positions:
-            prefix = f"{index}/{position.update}.{position.epoch}/"
-            taken.append({n.removeprefix(prefix): x for n, x in self.taken.items() if n.startswith(prefix)})
+        taken = [self.taken[index, position] for position in positions]
         tensors = {name: torch.stack([one[name] for one in taken]) for name in taken[0]}
         names = tuple(f"step {step_of(position, self.config):g}" for position in positions)
         return NetworkPolicySet(tensors, self._spec(names))

@@ -148,6 +148,7 @@ def main(arguments: list[str] | None = None) -> int:
         if args.groups < 1:
             raise ValueError(f"--groups is {args.groups}, expected a whole number of at least 1")
         _, rule = read_rule(section("targets"))
+        args.out.mkdir(parents=True, exist_ok=True)  # before the work, not after it
         found = scan(rule.policies, rule.history, args.groups)
     except (ValueError, OSError) as error:
         print(f"calibrate: {error}", file=sys.stderr)

@@ -23,5 +23,5 @@ def check_names(stage: str, found: dict[str, Any], expected: set[str]) -> None:
     """Refuses missing and unknown parameters of a stage."""
     for name in sorted(expected - found.keys()):
         raise ValueError(f"params.yaml: {stage}.{name} is missing")
-    for name in sorted(found.keys() - expected):
+    for name in sorted(map(str, found.keys() - expected)):
         raise ValueError(f"params.yaml: {stage}.{name} is unknown, expected {', '.join(sorted(expected))}")

@@ -7,6 +7,7 @@ from its last save. `python -m tasks.targets` runs one shard; `python -m flows.t
 import argparse
 import hashlib
 import json
+import os
 import shutil
 import sys
 import time
@@ -15,10 +16,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from manyfold import environments, targets
+from manyfold.networks import NetworkPolicySet
 from manyfold.ppo import Position
 from manyfold.targets import Plan, Rule, Training, step_of
 from tasks.files import whole
@@ -38,9 +40,11 @@ def read_rule(params: dict[str, object]) -> tuple[int, Rule]:
 
 
 def work_folder(env: str, rule: Rule, data: Path) -> Path:
-    """Where an unfinished run of exactly this rule keeps its state."""
-    key = hashlib.sha256(json.dumps([env, asdict(rule), asdict(targets.config(env))]).encode()).hexdigest()[:12]
-    return data / ".work" / "targets" / f"{env}-{key}"
+    """Where an unfinished run of exactly this rule and code keeps its state."""
+    key = hashlib.sha256(json.dumps([env, asdict(rule)]).encode())
+    for source in sorted(Path(targets.__file__).parent.glob("*.py")):
+        key.update(source.read_bytes())  # work that other code began is not gone on with
+    return data / ".work" / "targets" / f"{env}-{key.hexdigest()[:12]}"
 
 
 def group_name(group: int) -> str:
@@ -49,15 +53,11 @@ def group_name(group: int) -> str:
 
 def train_shard(env: str, groups: list[int], rule: Rule, work: Path) -> None:
     """Trains the groups, unless they are there already, and writes a folder for each into `work`."""
-    if all((work / group_name(group)).exists() for group in groups):
+    if all(is_whole(work / group_name(group)) for group in groups):
         return
     torch.set_num_threads(1)
-    plans = [targets.draw(rule, env, group) for group in groups]
-    training = Training(env, groups, plans)
     state = work / f"state-{groups[0]:02d}-{groups[-1]:02d}.safetensors"
-    if state.exists():
-        with safe_open(state, "pt") as saved:
-            training.load({name: saved.get_tensor(name) for name in saved.keys()}, saved.metadata())  # noqa: SIM118
+    training = _begin(env, groups, rule, state)
     report = _reporter(training, work / f"progress-{groups[0]:02d}-{groups[-1]:02d}.json")
     while not training.finished:
         training.run_segment(report)
@@ -69,15 +69,36 @@ def train_shard(env: str, groups: list[int], rule: Rule, work: Path) -> None:
     state.unlink(missing_ok=True)
 
 
+def _begin(env: str, groups: list[int], rule: Rule, state: Path) -> Training:
+    """A training that goes on from the saved state, or from the start if there is none that can be read."""
+    plans = [targets.draw(rule, env, group) for group in groups]
+    training = Training(env, groups, plans)
+    if not state.exists():
+        return training
+    try:
+        with safe_open(state, "pt") as saved:
+            training.load({name: saved.get_tensor(name) for name in saved.keys()}, saved.metadata())  # noqa: SIM118
+    except (SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
+        print(f"targets: {state} cannot be read ({str(error).splitlines()[0]}); starting anew", file=sys.stderr)
+        state.unlink()
+        return Training(env, groups, plans)
+    return training
+
+
 def _reporter(training: Training, path: Path) -> Callable[[], None]:
     """Writes the shard's progress for whoever watches: steps of all its groups, and their mean return."""
     total = training.last * training.config.batch * len(training.groups)
+    parent = os.getppid()
 
     def report() -> None:
+        if os.getppid() != parent:  # whoever started this shard is gone, and may start it again
+            sys.exit("targets: the flow that started this shard has ended")
         done = training.learner.update * training.config.batch * len(training.groups)
-        with whole(path) as part:
-            part.write_text(json.dumps({"steps": done, "of": total, "mean_return": training.envs.mean_return()}))
+        part = path.with_suffix(".part")
+        part.write_text(json.dumps({"steps": done, "of": total, "mean_return": training.envs.mean_return()}))
+        part.replace(path)
 
+    path.parent.mkdir(parents=True, exist_ok=True)
     report()
     return report
 
@@ -109,20 +130,37 @@ def _describe(env: str, plan: Plan) -> dict[str, object]:
     }
 
 
+def is_whole(folder: Path) -> bool:
+    """Whether a group's folder holds all its policies, and they load."""
+    try:
+        for name in ("targets", "companion", "history"):
+            NetworkPolicySet.load(folder / name)
+        json.loads((folder / "plan.json").read_text())
+    except (ValueError, OSError):
+        return False
+    return True
+
+
+def forget_progress(work: Path) -> None:
+    """Drops what earlier shards reported."""
+    for report in work.glob("progress-*"):
+        report.unlink()
+
+
 def collect(env: str, groups: int, work: Path, data: Path) -> Path:
-    """Moves the finished groups to data/targets/<env> and drops the work folder."""
-    out = data / "targets" / env
-    shutil.rmtree(out, ignore_errors=True)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    for leftover in (*work.glob("progress-*.json"), *work.glob("state-*")):
-        leftover.unlink()
-    found = sorted(folder.name for folder in work.iterdir())
+    """Moves the finished groups to data/targets/<env>, all of them or none, and drops the work folder."""
     expected = [group_name(group) for group in range(groups)]
-    if missing := sorted(set(expected) - set(found)):
+    if missing := [name for name in expected if not is_whole(work / name)]:
         raise ValueError(f"{work}: {', '.join(missing)} missing, expected {groups} groups; run the stage again")
-    for extra in set(found) - set(expected):  # of an earlier run with more groups
-        shutil.rmtree(work / extra)
-    work.rename(out)
+    out = data / "targets" / env
+    part = out.with_name(f".{env}")
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    for name in expected:
+        (work / name).rename(part / name)
+    shutil.rmtree(out, ignore_errors=True)
+    part.rename(out)
+    shutil.rmtree(work)
     return out
 
 

@@ -2,8 +2,10 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -62,6 +64,28 @@ def test_the_flow_refuses_bad_input_with_one_line_and_exit_code_2(project):
     (project / "params.yaml").write_text(params)
     assert done.returncode == 2
     assert done.stderr == "targets: targets.width is -1, expected more than 0 training steps\n"
+
+
+def test_ctrl_c_ends_at_once_and_a_rerun_goes_on(project):
+    """SIGINT to the whole process group, as a terminal sends it, while shards are training."""
+    params = (project / "params.yaml").read_text()
+    (project / "params.yaml").write_text(params.replace("width: 700", "width: 9000"))
+    command = [sys.executable, "-m", "flows.targets", "--env", "gridworld-27000"]
+    environment = {**os.environ, "PYTHONPATH": str(project)}
+    process = subprocess.Popen(
+        command, cwd=project, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    deadline = time.monotonic() + 120
+    while not list((project / "data" / ".work").rglob("progress-*.json")) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    start = time.monotonic()
+    os.killpg(process.pid, signal.SIGINT)
+    _, error = process.communicate(timeout=60)
+    (project / "params.yaml").write_text(params)
+    assert time.monotonic() - start < 10
+    assert process.returncode == 130
+    assert error.splitlines()[-1] == "targets: interrupted; run it again to go on from the last save"
+    assert "Traceback" not in error
 
 
 def test_help_teaches():

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import subprocess
 import sys
@@ -111,10 +112,9 @@ def change(path, **values):
     [
         (lambda p: change(p, version=2), "set.json: version 2, expected 1; train the targets again"),
         (lambda p: change(p, format="other"), "set.json: expected a manyfold policy set"),
-        (lambda p: change(p, n_cells=16), "set.safetensors: w1: expected shape [3, 17, 8], found [3, 10, 8]"),
-        (lambda p: change(p, n_actions=5), "set.safetensors: w3: expected shape [3, 8, 5], found [3, 8, 4]"),
-        (lambda p: change(p, names=["a"]), "set.safetensors: w1: expected shape [1, 10, 8]"),
-        (lambda p: change(p, kind="linear"), "kind is 'linear', expected softmax or binned_gaussian"),
+        (lambda p: change(p, n_cells=16), "set.json is not what was saved with it; was it edited?"),
+        (lambda p: change(p, horizon=99), "set.json is not what was saved with it; was it edited?"),
+        (lambda p: change(p, names=None), "set.json is not what was saved with it; was it edited?"),
         (lambda p: p.with_suffix(".json").write_text('{"format": "many'), "set.json: not JSON"),
         (lambda p: p.with_suffix(".json").write_text("[]"), "set.json: expected a manyfold policy set"),
         (
@@ -130,6 +130,35 @@ def test_what_does_not_fit_is_refused_with_one_line(spoil, message, tmp_path):
         NetworkPolicySet.load(tmp_path / "set")
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("make", "changes", "message"),
+    [
+        (softmax_set, {"n_cells": 16}, r"w1: expected shape \[3, 17, 8\], found \[3, 10, 8\]"),
+        (softmax_set, {"n_actions": 5}, r"w3: expected shape \[3, 8, 5\], found \[3, 8, 4\]"),
+        (softmax_set, {"names": ("a",)}, r"w1: expected shape \[1, 10, 8\]"),
+        (softmax_set, {"kind": "linear"}, "kind is 'linear', expected softmax or binned_gaussian"),
+        (softmax_set, {"horizon": 0}, "horizon is 0, expected a whole number of at least 1"),
+        (softmax_set, {"n_cells": "9"}, "n_cells is '9', expected a whole number of at least 0"),
+        (gaussian_set, {"low": 5.0}, "low is 5.0 and high 1.0, expected low < high"),
+        (gaussian_set, {"n_features": 6}, r"w1: expected shape \[3, 6, 8\], found \[3, 5, 8\]"),
+    ],
+)
+def test_tensors_and_description_must_fit(make, changes, message):
+    policies = make()
+    with pytest.raises(ValueError, match=message):
+        NetworkPolicySet(policies.tensors, dataclasses.replace(policies.spec, **changes))
+
+
+def test_a_feature_that_never_varied_is_no_division_by_zero():
+    policies = gaussian_set()
+    policies.tensors["obs_var"][:, 2] = 0.0
+    probs = policies.probs(np.full((1, 5), 3.0), 0)
+    np.testing.assert_allclose(probs.sum(-1), 1)
+    policies.tensors["obs_var"][0, 2] = -1.0
+    with pytest.raises(ValueError, match="obs_var: expected 0 or more"):
+        NetworkPolicySet(policies.tensors, policies.spec)
 
 
 def test_a_missing_field_is_named(tmp_path):

@@ -288,6 +288,61 @@ def test_one_update_equals_a_literal_implementation(kind):
             torch.testing.assert_close(networks.parameters["log_std"][group], log_std, rtol=1e-3, atol=2e-5)
 
 
+@pytest.mark.parametrize("kind", ["gridworld", "robot"])
+def test_a_rollout_equals_a_literal_one(kind):
+    """Actions from the group's own noise, values by torch modules, advantages by CleanRL's loop, over ends of episodes."""
+    one = learner(kind)
+    config, networks = one.config, one.networks
+    if kind == "robot":
+        networks.parameters["log_std"].fill_(-0.7)
+    obs = one.envs.start(0)
+    states = [rng.bit_generator.state for rng in one.rngs]
+    taken, step = [], one.envs.step
+
+    def recorded(actions):
+        result = step(actions)
+        taken.append((actions.copy(), *(x.copy() for x in result)))
+        return result
+
+    one.envs.step = recorded
+    seen = [obs.copy()]
+    _, batch = one._rollout(obs)
+    seen += [after for _, after, _, _ in taken]
+    assert any(done.any() for *_, done in taken[:-1])
+    for group in range(3):
+        actor, critic = modules(networks, group)
+        rng = np.random.Generator(np.random.PCG64())
+        rng.bit_generator.state = states[group]
+        if kind == "gridworld":
+            noise = rng.random((config.steps, config.envs), dtype=np.float32)
+        else:
+            noise = rng.standard_normal((config.steps, config.envs, 1), dtype=np.float32)
+        values = []
+        for t, x in enumerate(seen):
+            mine = torch.from_numpy(x[group])
+            features = one_hot(networks, mine) if kind == "gridworld" else mine
+            values.append(critic(features)[:, 0].detach())
+            if t == config.steps:
+                break
+            out = actor(features).detach()
+            if kind == "gridworld":
+                expected = (torch.from_numpy(noise[t])[:, None] >= torch.softmax(out, -1).cumsum(-1)[:, :-1]).sum(-1)
+                np.testing.assert_array_equal(taken[t][0][group], expected)
+            else:
+                np.testing.assert_allclose(taken[t][0][group], out.numpy() + np.exp(-0.7) * noise[t], 1e-4, 1e-5)
+        last = torch.zeros(config.envs)
+        advantages = []
+        for t in reversed(range(config.steps)):
+            alive = 1 - torch.from_numpy(taken[t][3][group].astype(np.float32))
+            delta = torch.from_numpy(taken[t][2][group]) + config.gamma * values[t + 1] * alive - values[t]
+            last = delta + config.gamma * config.gae_lambda * alive * last
+            advantages.append(last)
+        torch.testing.assert_close(
+            batch["advantage"][group], torch.stack(advantages[::-1]).flatten(), rtol=1e-3, atol=1e-4
+        )
+        torch.testing.assert_close(batch["value"][group], torch.stack(values[:-1]).flatten(), rtol=1e-3, atol=1e-4)
+
+
 def test_the_learning_rate_falls_linearly():
     one = learner(config=dataclasses.replace(SMALL, total_steps=128 * 10))
     rates = []

@@ -52,6 +52,7 @@ def test_steps_of_positions_by_hand():
         ({"width": float("nan")}, "expected .low, high. and a number"),
         ({"start": (5, 3)}, r"targets.start is \[5, 3\], expected 0 <= low <= high"),
         ({"start": (1, 2, 3)}, "expected .low, high. and a number"),
+        ({"start": (True, True)}, "expected .low, high. and a number"),
     ],
 )
 def test_rules_out_of_range_are_refused(change, message):
@@ -64,6 +65,8 @@ def test_intervals_that_cannot_be_met_are_refused():
         ValueError, match=r"targets.width 500 holds . checkpoints of gridworld-1000, expected 10 or more"
     ):
         targets.draw(Rule(10, (1000, 1000), 500, 2), "gridworld-1000", 0)
+    with pytest.raises(ValueError, match="targets.history is 5000, expected .. at most"):
+        targets.draw(Rule(10, (1000, 1000), 8000, 5000), "gridworld-1000", 0)
     with pytest.raises(ValueError, match="reach step 600000, expected 500000 at most"):
         targets.draw(Rule(10, (0, 100_000), 500_000, 2), "gridworld-1000", 0)
     with pytest.raises(ValueError, match=r"unknown environment .hoper.; did you mean .hopper."):
@@ -111,6 +114,27 @@ def test_an_interrupted_training_yields_the_same_policies():
     assert second.finished
     for name, x in whole.results()[0].targets.tensors.items():
         assert torch.equal(x, second.results()[0].targets.tensors[name])
+
+
+def test_a_checkpoint_keeps_the_statistics_of_its_own_moment():
+    """Taken after update 1 and looked at after update 2: it must act as the learner did then, not as it does now."""
+    torch.set_num_threads(1)
+    early, late = Position(1, 10), Position(2, 10)
+    training = Training("inverted-pendulum", [0], [Plan((0.0, 1.0), (early, late), early, (Position(0, 0), late))])
+    moments = []
+
+    def watch():
+        statistics = {name: x.copy() for name, x in training.envs.normaliser().items()}
+        raw = statistics["obs_mean"] + 0.3
+        z = (raw - statistics["obs_mean"]) / np.sqrt(statistics["obs_var"] + 1e-8)
+        inputs = torch.from_numpy(np.clip(z, -10, 10).astype(np.float32))[:, None]
+        moments.append((raw, training.learner.networks.act(inputs)[0, 0].clone()))
+
+    training.run_segment(watch)
+    policies = training.results()[0].targets
+    for k, (raw, mean) in enumerate(moments):
+        torch.testing.assert_close(policies.outputs(raw, 0)[k, 0], mean, rtol=1e-4, atol=1e-6)
+    assert not torch.allclose(policies.tensors["obs_mean"][0], policies.tensors["obs_mean"][1])
 
 
 def test_a_robots_policies_carry_their_normalisation():

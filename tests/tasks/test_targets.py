@@ -75,11 +75,45 @@ def test_collecting_puts_whole_results_in_place(tmp_path):
     assert [row[0] for row in targets.describe(out)] == ["group-00", "group-01"]
 
 
-def test_collecting_too_few_groups_is_refused(tmp_path):
+def test_collecting_too_few_groups_is_refused_and_leaves_the_old_result(tmp_path):
     work = targets.work_folder("gridworld-1000", RULE, tmp_path)
     trained(work, [0])
+    (work / "group-01").mkdir()  # an empty folder is no group
+    old = tmp_path / "targets" / "gridworld-1000" / "group-00"
+    old.mkdir(parents=True)
     with pytest.raises(ValueError, match="group-01 missing, expected 2 groups; run the stage again"):
         targets.collect("gridworld-1000", 2, work, tmp_path)
+    assert old.exists()
+
+
+def test_leftovers_of_a_killed_run_are_no_obstacle(tmp_path):
+    work = targets.work_folder("gridworld-1000", RULE, tmp_path)
+    trained(work)
+    (work / ".4242.state-00-01.safetensors").write_text("half")
+    (work / "progress-00-00.json").write_text("{}")
+    (work / ".group-01").mkdir()
+    targets.forget_progress(work)
+    out = targets.collect("gridworld-1000", 2, work, tmp_path)
+    assert sorted(f.name for f in out.iterdir()) == ["group-00", "group-01"]
+    assert not work.exists()
+
+
+def test_a_state_that_cannot_be_read_is_dropped_with_one_line(tmp_path, capsys):
+    expected = trained(tmp_path / "clean", [0])["group-00"]
+    (tmp_path / "spoiled").mkdir()
+    (tmp_path / "spoiled" / "state-00-00.safetensors").write_text("garbage")
+    found = trained(tmp_path / "spoiled", [0])["group-00"]
+    np.testing.assert_array_equal(found, expected)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "state-00-00.safetensors cannot be read" in line
+    assert line.endswith("starting anew")
+
+
+def test_a_damaged_group_is_trained_again(tmp_path):
+    expected = trained(tmp_path, [0])["group-00"]
+    (tmp_path / "group-00" / "targets.safetensors").write_bytes(b"half")
+    assert not targets.is_whole(tmp_path / "group-00")
+    np.testing.assert_array_equal(trained(tmp_path, [0])["group-00"], expected)
 
 
 def test_another_rule_works_in_another_folder(tmp_path):
@@ -132,6 +166,7 @@ def test_bad_arguments_get_one_line_and_exit_code_2(arguments, line, capsys, tmp
     [
         ({"groups": 0}, "targets.groups is 0, expected a whole number of at least 1"),
         ({"start": 3}, r"targets.start is 3, expected \[low, high\]"),
+        ({"widht": 3, 1: 2}, "targets.1 is unknown"),
         ({"widht": 3}, "targets.widht is unknown, expected groups, history, policies, start, width"),
         ({"width": "wide"}, "expected .low, high. and a number"),
     ],
