@@ -290,7 +290,7 @@ def test_one_update_equals_a_literal_implementation(kind):
 
 @pytest.mark.parametrize("kind", ["gridworld", "robot"])
 def test_a_rollout_equals_a_literal_one(kind):
-    """Actions from the group's own noise, values by torch modules, advantages by CleanRL's loop, over ends of episodes."""
+    """Actions from the group's own noise, values by torch modules, advantages by CleanRL's loop, ends inside."""
     one = learner(kind)
     config, networks = one.config, one.networks
     if kind == "robot":
