@@ -1,0 +1,242 @@
+"""Fitted evaluation against exact dynamic programming."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from manyfold import exact, fqe
+from manyfold.exact import FiniteMDP
+from manyfold.gridworld import Gridworld
+from manyfold.rollout import rollout
+from manyfold.transitions import About, Transitions, Writer
+from tests.worlds import distributions
+
+QUICK = fqe.Config(learning_rate=1e-2, batch=512, updates_per_step=800)
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def logged(path, world, states=None, episodes=3000, seed=0):
+    """Episodes of the uniform policy; `states [S, width]` says how a state is written, by default as its number."""
+    states = np.arange(world.n_states)[:, None] if states is None else states
+    horizon, n_actions = world.horizon, world.n_actions
+    rng = np.random.default_rng(seed)
+    found = rollout(world, np.full((horizon, world.n_states, n_actions), 1 / n_actions), episodes, rng)
+    after, _ = world.step(found.states[:, -1], found.actions[:, -1], rng)
+    steps = np.broadcast_to(np.arange(horizon), found.states.shape)
+    with Writer(path, About("test", horizon, n_actions, states.shape[1], seed)) as writer:
+        writer.write(
+            {
+                "episode": np.repeat(np.arange(episodes), horizon),
+                "t": steps.ravel(),
+                "state": states[found.states.ravel()],
+                "action": found.actions.ravel(),
+                "reward": found.rewards.ravel(),
+                "next_state": states[np.column_stack([found.states[:, 1:], after]).ravel()],
+                "terminated": (steps == horizon - 1).ravel(),
+                "truncated": np.zeros(steps.size, dtype=bool),
+            }
+        )
+    return Transitions(path)
+
+
+def visits(mdp, policies):
+    """How often each policy is at (t, s, a); `[K, T, S, A]`."""
+    out = np.zeros_like(policies)
+    at = np.broadcast_to(mdp.initial, (len(policies), mdp.n_states)).copy()
+    for t in range(mdp.horizon):
+        out[:, t] = at[..., None] * policies[:, t]
+        at = mdp.push(out[:, t])
+    return out / mdp.horizon
+
+
+def relative_error(found, true, weight):
+    """Weighted root mean square error over the weighted spread, the worst policy."""
+    mean = (weight * true).sum((1, 2, 3), keepdims=True)
+    spread = np.sqrt((weight * (true - mean) ** 2).sum((1, 2, 3)))
+    return (np.sqrt((weight * (found - true) ** 2).sum((1, 2, 3))) / spread).max()
+
+
+def by_cell(table):
+    """Weights from a table `[K, T, S, A]`."""
+    small = table.astype(np.float32)
+    return lambda states, t: small[:, t, states[:, 0].astype(int)]
+
+
+def plain(n_policies):
+    return lambda batch: np.repeat(batch.reward[None], n_policies, 0)
+
+
+@pytest.fixture(scope="module")
+def grid(tmp_path_factory):
+    torch.set_num_threads(1)
+    world = Gridworld.draw(4, 0)
+    rng = np.random.default_rng(0)
+    base = distributions(rng, (1, 4, 16, 4))
+    policies = 0.8 * base + 0.2 * distributions(rng, (3, 4, 16, 4))
+    data = logged(tmp_path_factory.mktemp("data") / "grid.parquet", world)
+    q = fqe.fit(data, plain(3), by_cell(policies), np.random.default_rng(0), QUICK, n_cells=16)
+    return world.to_mdp(), policies, data, q
+
+
+def moment_reward(q_table):
+    small = q_table.astype(np.float32)
+    return lambda b: 2 * b.reward * small[:, b.t, b.state[:, 0].astype(int), b.action] - b.reward**2
+
+
+def test_q_is_the_exact_one(grid):
+    mdp, policies, _, q = grid
+    error = relative_error(q.nets.table(), exact.action_values(mdp, policies), visits(mdp, policies))
+    assert error < 0.05
+
+
+def test_q_hat_is_the_exact_one(grid):
+    mdp, policies, data, q = grid
+    found = fqe.fit(data, moment_reward(q.nets.table()), by_cell(policies), np.random.default_rng(1), QUICK, n_cells=16)
+    error = relative_error(found.nets.table(), exact.second_moments(mdp, policies), visits(mdp, policies))
+    assert error < 0.06
+
+
+def test_the_variance_of_a_plan_is_predicted(grid):
+    """m with weights pi^2 / mu, from the same data: the variance of MPE's mu before any episode is run."""
+    mdp, policies, data, q = grid
+    mu = exact.shared_behavior(policies, exact.second_moments(mdp, policies))
+    weights = policies**2 / mu
+    found = fqe.fit(data, moment_reward(q.nets.table()), by_cell(weights), np.random.default_rng(2), QUICK, n_cells=16)
+    start = int(mdp.initial.argmax())
+    second = (weights[:, 0, start] * found.nets.table()[:, 0, start]).sum(-1)
+    mean = (policies[:, 0, start] * q.nets.table()[:, 0, start]).sum(-1)
+    np.testing.assert_allclose(second - mean**2, exact.pdis_variance(mdp, policies, mu), rtol=0.1)
+
+
+def test_the_held_out_error_falls_to_the_noise_of_the_environment(grid):
+    mdp, policies, _, q = grid
+    assert q.curves[-1].held_out < q.curves[0].held_out / 3
+    assert [check.update for check in q.curves] == sorted(check.update for check in q.curves)
+    # what is left is Var(v(S') | s, a), which no fit removes
+    nu = exact.next_value_variances(mdp, policies)
+    at = np.full((1, 4, 16, 4), 0.25)
+    noise = (visits(mdp, at) * (nu / q.nets.scale.double().numpy()[:, None, None, None] ** 2)).sum((1, 2, 3)).mean()
+    assert q.curves[-1].held_out == pytest.approx(noise, rel=0.3)
+
+
+def test_vectors_as_states(tmp_path):
+    """The same world written as (row, column) features that separate the cells linearly enough."""
+    world = Gridworld.draw(2, 3)
+    policies = distributions(np.random.default_rng(1), (2, 2, 4, 4))
+    features = np.array([[0.0, 5.0], [0.0, 9.0], [3.0, 5.0], [3.0, 9.0]])
+    data = logged(tmp_path / "a.parquet", world, features)
+    small = policies.astype(np.float32)
+
+    def weights(states, t):
+        cells = (states[:, 0] > 1) * 2 + (states[:, 1] > 7)
+        return small[:, t, cells]
+
+    config = dataclasses.replace(QUICK, updates_per_step=800)
+    found = fqe.fit(data, plain(2), weights, np.random.default_rng(0), config)
+    table = np.stack([found.nets.predict(features, t) for t in range(2)], 1)
+    mdp = world.to_mdp()
+    assert relative_error(table, exact.action_values(mdp, policies), visits(mdp, policies)) < 0.08
+
+
+def test_one_step_and_one_policy_is_the_reward(tmp_path):
+    rng = np.random.default_rng(0)
+    mdp = FiniteMDP(distributions(rng, (3, 2, 3)), rng.standard_normal((3, 2)), [1 / 3] * 3, 1)
+    data = logged(tmp_path / "a.parquet", mdp)
+    ones = np.full((1, 1, 3, 2), 0.5)
+    config = dataclasses.replace(QUICK, updates_per_step=2000)
+    found = fqe.fit(data, plain(1), by_cell(ones), rng, config, n_cells=3)
+    np.testing.assert_allclose(found.nets.table()[0, 0], mdp.rewards, atol=0.02)
+
+
+def test_an_early_end_does_not_bootstrap_and_a_cut_does(tmp_path):
+    """Two states that differ in how their step at t = 0 ended: terminated is worth 1, truncated 1 + what follows."""
+    rows = 4000
+    number = np.arange(rows)
+    kind = number % 3  # 0: terminated at t = 0, 1: truncated at t = 0, 2: the last step, worth 10
+    with Writer(tmp_path / "a.parquet", About("test", 2, 1, 1, 0)) as writer:
+        writer.write(
+            {
+                "episode": number,
+                "t": (kind == 2).astype(int),
+                "state": kind[:, None],
+                "action": np.zeros(rows),
+                "reward": np.where(kind == 2, 10.0, 1.0),
+                "next_state": np.full((rows, 1), 2),
+                "terminated": kind == 0,
+                "truncated": kind == 1,
+            }
+        )
+    data = Transitions(tmp_path)
+    ones = by_cell(np.ones((1, 2, 3, 1)))
+    config = dataclasses.replace(QUICK, updates_per_step=1500)
+    table = fqe.fit(data, plain(1), ones, np.random.default_rng(0), config, n_cells=3).nets.table()
+    np.testing.assert_allclose([table[0, 0, 0, 0], table[0, 0, 1, 0], table[0, 1, 2, 0]], [1, 11, 10], atol=0.3)
+
+
+def test_the_same_seed_gives_the_same_fit(grid):
+    _, policies, data, _ = grid
+    config = dataclasses.replace(QUICK, updates_per_step=20)
+    first, again = (
+        fqe.fit(data, plain(3), by_cell(policies), np.random.default_rng(5), config, n_cells=16) for _ in range(2)
+    )
+    assert torch.equal(first.nets.flat, again.nets.flat)
+
+
+def test_the_written_out_gradient_equals_autograds(grid):
+    _, _, data, q = grid
+    nets = q.nets
+    batch = next(iter(data.batches(64, np.random.default_rng(0))))
+    target = torch.randn(3, 64, generator=torch.Generator().manual_seed(0))
+    slots = {name: torch.zeros_like(x) for name, x in nets.parameters.items()}
+    error = fqe._gradient(nets, slots, batch, target)
+    free = {name: x.clone().requires_grad_() for name, x in nets.parameters.items()}
+    cells = torch.from_numpy(batch.state[:, 0].astype(np.int64))
+    time = torch.from_numpy(batch.t.astype(np.int64))
+    h = torch.relu(free["w1"][:, cells] + free["w1_time"][:, time])
+    out = h @ free["w2"].mT + free["b2"]
+    taken = out[:, torch.arange(64), torch.from_numpy(batch.action.astype(np.int64))]
+    loss = ((taken - target) ** 2).mean(1).sum()
+    loss.backward()
+    assert error == pytest.approx(loss.item() / 3, rel=1e-4)
+    for name, x in free.items():
+        torch.testing.assert_close(slots[name], x.grad, rtol=1e-3, atol=1e-6)
+
+
+def test_a_divergence_is_reported_not_returned(grid):
+    """Next weights that sum to 40 make every step back 40 times larger."""
+    _, policies, data, _ = grid
+    with pytest.raises(ValueError, match="the fit diverged: held-out error"):
+        fqe.fit(data, plain(3), by_cell(policies * 1e4), np.random.default_rng(0), QUICK, n_cells=16)
+
+
+def test_saved_nets_and_curves_are_the_same(grid, tmp_path):
+    _, _, _, q = grid
+    q.nets.save(tmp_path / "q.safetensors", q.curves)
+    nets, curves = fqe.ValueNets.load(tmp_path / "q.safetensors")
+    assert curves == q.curves
+    np.testing.assert_array_equal(nets.table(), q.nets.table())
+    (tmp_path / "q.safetensors").write_bytes((tmp_path / "q.safetensors").read_bytes()[:-50])
+    with pytest.raises(ValueError, match="q.safetensors: not a whole safetensors file"):
+        fqe.ValueNets.load(tmp_path / "q.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"hidden": 0}, "hidden is 0, expected a whole number of at least 1"),
+        ({"learning_rate": 2}, "learning_rate is 2, expected a number between 0 and 1"),
+        ({"average": 1.0}, "average is 1.0, expected a number from 0 to below 1"),
+    ],
+)
+def test_bad_hyperparameters_are_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(fqe.Config(), **change)
