@@ -16,14 +16,6 @@ from tests.worlds import distributions
 QUICK = fqe.Config(learning_rate=1e-2, batch=512, updates_per_step=800)
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def logged(path, world, states=None, episodes=3000, seed=0):
     """Episodes of the uniform policy; `states [S, width]` says how a state is written, by default as its number."""
     states = np.arange(world.n_states)[:, None] if states is None else states
@@ -77,7 +69,6 @@ def plain(n_policies):
 
 @pytest.fixture(scope="module")
 def grid(tmp_path_factory):
-    torch.set_num_threads(1)
     world = Gridworld.draw(4, 0)
     rng = np.random.default_rng(0)
     base = distributions(rng, (1, 4, 16, 4))

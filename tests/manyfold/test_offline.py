@@ -64,7 +64,6 @@ def test_logged_data_are_reproducible_and_differ_between_groups(gridworld_histor
 
 def test_a_robots_rows_are_whole_episodes(monkeypatch):
     monkeypatch.setattr(offline, "SLOTS", 30)
-    torch.set_num_threads(1)
     plan = Plan((0.0, 1.0), (Position(1, 1),), Position(1, 1), (Position(0, 0), Position(1, 1)))
     training = Training("hopper", [0], [plan])
     training.run_segment()

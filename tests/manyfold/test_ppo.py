@@ -16,14 +16,6 @@ SMALL = dataclasses.replace(DISCRETE, steps=32, segment_steps=256)
 ROBOT = dataclasses.replace(CONTINUOUS, steps=128, minibatches=4, epochs=2, segment_steps=256)
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def learner(kind="gridworld", groups=(0, 1, 2), config=None):
     if kind == "gridworld":
         config = config or SMALL

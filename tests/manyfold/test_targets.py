@@ -78,7 +78,6 @@ def test_the_robots_are_those_of_the_mujoco_module():
 
 
 def test_training_stops_at_the_last_step_needed_and_yields_what_was_planned():
-    torch.set_num_threads(1)
     rule = Rule(policies=3, start=(600, 900), width=700, history=3)
     groups = [0, 1]
     plans = [targets.draw(rule, "gridworld-1000", group) for group in groups]
@@ -101,7 +100,6 @@ def test_training_stops_at_the_last_step_needed_and_yields_what_was_planned():
 
 
 def test_an_interrupted_training_yields_the_same_policies():
-    torch.set_num_threads(1)
     last = Position(22, 4)  # a segment of Gridworld is 20 updates
     plan = Plan((0.0, 1.0), (Position(3, 2), last), Position(3, 2), (Position(0, 0), last))
     whole, first, second = (Training("gridworld-1000", [5], [plan]) for _ in range(3))
@@ -118,7 +116,6 @@ def test_an_interrupted_training_yields_the_same_policies():
 
 def test_a_checkpoint_keeps_the_statistics_of_its_own_moment():
     """Taken after update 1 and looked at after update 2: it must act as the learner did then, not as it does now."""
-    torch.set_num_threads(1)
     early, late = Position(1, 10), Position(2, 10)
     training = Training("inverted-pendulum", [0], [Plan((0.0, 1.0), (early, late), early, (Position(0, 0), late))])
     moments = []
@@ -138,7 +135,6 @@ def test_a_checkpoint_keeps_the_statistics_of_its_own_moment():
 
 
 def test_a_robots_policies_carry_their_normalisation():
-    torch.set_num_threads(1)
     plan = Plan((0.0, 1.0), (Position(1, 1), Position(1, 2)), Position(1, 2), (Position(0, 0), Position(1, 2)))
     training = Training("hopper", [0], [plan])
     training.run_segment()
