@@ -1,16 +1,10 @@
 """Stage `targets`: trains PPO for a shard of groups and saves K target policies, a companion and a history for each.
 
-Work in progress lives in data/.work, outside of what DVC deletes before a stage runs, so an interrupted stage goes on
-from its last save. `python -m tasks.targets` runs one shard; `python -m flows.targets` runs them all.
+`python -m tasks.targets` runs one shard; `python -m flows.targets` runs them all.
 """
 
-import argparse
-import hashlib
 import json
-import os
-import shutil
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -19,12 +13,14 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from manyfold import environments, targets
+from manyfold import targets
 from manyfold.networks import NetworkPolicySet
 from manyfold.ppo import Position
 from manyfold.targets import Plan, Rule, Training, step_of
+from tasks import shards
 from tasks.files import whole
-from tasks.params import ROOT, check_names, section
+from tasks.params import check_names, section
+from tasks.shards import group_name, reporter, whole_folder
 
 
 def read_rule(params: dict[str, object]) -> tuple[int, Rule]:
@@ -39,16 +35,16 @@ def read_rule(params: dict[str, object]) -> tuple[int, Rule]:
     return groups, Rule(start=tuple(start), **values)  # type: ignore[arg-type]
 
 
+def prepare(env: str, data: Path) -> tuple[int, Path]:
+    """The number of groups and the work folder; a rule that cannot be met is refused before anything is trained."""
+    groups, rule = read_rule(section("targets"))
+    for group in range(groups):
+        targets.draw(rule, env, group)
+    return groups, work_folder(env, rule, data)
+
+
 def work_folder(env: str, rule: Rule, data: Path) -> Path:
-    """Where an unfinished run of exactly this rule and code keeps its state."""
-    key = hashlib.sha256(json.dumps([env, asdict(rule)]).encode())
-    for source in sorted(Path(targets.__file__).parent.glob("*.py")):
-        key.update(source.read_bytes())  # work that other code began is not gone on with
-    return data / ".work" / "targets" / f"{env}-{key.hexdigest()[:12]}"
-
-
-def group_name(group: int) -> str:
-    return f"group-{group:02d}"
+    return shards.work_folder("targets", env, asdict(rule), data)
 
 
 def train_shard(env: str, groups: list[int], rule: Rule, work: Path) -> None:
@@ -58,14 +54,17 @@ def train_shard(env: str, groups: list[int], rule: Rule, work: Path) -> None:
     torch.set_num_threads(1)
     state = work / f"state-{groups[0]:02d}-{groups[-1]:02d}.safetensors"
     training = _begin(env, groups, rule, state)
-    report = _reporter(training, work / f"progress-{groups[0]:02d}-{groups[-1]:02d}.json")
+    tick = _ticker(training, work)
     while not training.finished:
-        training.run_segment(report)
+        training.run_segment(tick)
         tensors, text = training.save()
         with whole(state) as part:
             save_file(tensors, part, metadata=text)
     for group, drawn in zip(groups, training.results(), strict=True):
-        _write_group(work / group_name(group), env, drawn)
+        with whole_folder(work / group_name(group)) as folder:
+            for name in ("targets", "companion", "history"):
+                getattr(drawn, name).save(folder / name)
+            (folder / "plan.json").write_text(json.dumps(_describe(env, drawn.plan), indent=1) + "\n")
     state.unlink(missing_ok=True)
 
 
@@ -85,34 +84,16 @@ def _begin(env: str, groups: list[int], rule: Rule, state: Path) -> Training:
     return training
 
 
-def _reporter(training: Training, path: Path) -> Callable[[], None]:
-    """Writes the shard's progress for whoever watches: steps of all its groups, and their mean return."""
-    total = training.last * training.config.batch * len(training.groups)
-    parent = os.getppid()
+def _ticker(training: Training, work: Path) -> Callable[[], None]:
+    """Reports the steps of all the shard's groups and their mean return."""
+    each = training.config.batch * len(training.groups)
+    report = reporter(work, training.groups, training.last * each)
 
-    def report() -> None:
-        if os.getppid() != parent:  # whoever started this shard is gone, and may start it again
-            sys.exit("targets: the flow that started this shard has ended")
-        done = training.learner.update * training.config.batch * len(training.groups)
-        part = path.with_suffix(".part")
-        part.write_text(json.dumps({"steps": done, "of": total, "mean_return": training.envs.mean_return()}))
-        part.replace(path)
+    def tick() -> None:
+        report(training.learner.update * each, f"mean return {training.envs.mean_return():.2f}")
 
-    path.parent.mkdir(parents=True, exist_ok=True)
-    report()
-    return report
-
-
-def _write_group(folder: Path, env: str, drawn: targets.Drawn) -> None:
-    """A group's folder appears when all its files are whole."""
-    part = folder.with_name(f".{folder.name}")
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(parents=True)
-    for name in ("targets", "companion", "history"):
-        getattr(drawn, name).save(part / name)
-    (part / "plan.json").write_text(json.dumps(_describe(env, drawn.plan), indent=1) + "\n")
-    shutil.rmtree(folder, ignore_errors=True)
-    part.rename(folder)
+    tick()
+    return tick
 
 
 def _describe(env: str, plan: Plan) -> dict[str, object]:
@@ -141,30 +122,15 @@ def is_whole(folder: Path) -> bool:
     return True
 
 
-def forget_progress(work: Path) -> None:
-    """Drops what earlier shards reported."""
-    for report in work.glob("progress-*"):
-        report.unlink()
-
-
 def collect(env: str, groups: int, work: Path, data: Path) -> Path:
-    """Moves the finished groups to data/targets/<env>, all of them or none, and drops the work folder."""
-    expected = [group_name(group) for group in range(groups)]
-    if missing := [name for name in expected if not is_whole(work / name)]:
-        raise ValueError(f"{work}: {', '.join(missing)} missing, expected {groups} groups; run the stage again")
-    out = data / "targets" / env
-    part = out.with_name(f".{env}")
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(parents=True)
-    for name in expected:
-        (work / name).rename(part / name)
-    shutil.rmtree(out, ignore_errors=True)
-    part.rename(out)
-    shutil.rmtree(work)
-    return out
+    """Puts the finished groups in place: data/targets/<env>."""
+    return shards.collect("targets", env, groups, work, data, is_whole)
 
 
-def describe(out: Path) -> list[tuple[str, str, str]]:
+HEADER = ("group", "interval (training steps)", "checkpoints")
+
+
+def describe(out: Path) -> list[tuple[str, ...]]:
     """Each group's name, interval and target checkpoints, as text."""
     rows = []
     for folder in sorted(out.glob("group-*")):
@@ -174,38 +140,20 @@ def describe(out: Path) -> list[tuple[str, str, str]]:
     return rows
 
 
-def progress(work: Path) -> tuple[int, int, float]:
-    """Steps done and steps in all of the shards that have reported, and their mean return."""
-    reports = [json.loads(path.read_text()) for path in sorted(work.glob("progress-*.json"))]
-    returns = [report["mean_return"] for report in reports if report["mean_return"] == report["mean_return"]]
-    mean = sum(returns) / len(returns) if returns else float("nan")
-    return sum(report["steps"] for report in reports), sum(report["of"] for report in reports), mean
+def run(env: str, groups: list[int], data: Path) -> Path:
+    """One shard of the stage, by params.yaml."""
+    _, rule = read_rule(section("targets"))
+    work = work_folder(env, rule, data)
+    train_shard(env, groups, rule, work)
+    return work
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m tasks.targets",
-        description="Trains PPO for some groups of one environment, all at once as one batch, and saves their target "
-        "policies under data/.work; `python -m flows.targets` runs all groups and puts the result in place.",
+    about = (
+        "Trains PPO for some groups of one environment, all at once as one batch, and saves their target policies "
+        "under data/.work; `python -m flows.targets` runs all groups and puts the result in place."
     )
-    parser.add_argument("--env", required=True, help=f"one of {', '.join(environments.ENVS)}")
-    parser.add_argument("--groups", required=True, help="first and last group, for example 0-14")
-    parser.add_argument("--data", type=Path, default=ROOT / "data", help="folder of all data (default data)")
-    args = parser.parse_args(arguments)
-    try:
-        environments.check_env(args.env)
-        first, _, last = args.groups.partition("-")
-        if not (first.isdigit() and last.isdigit() and int(first) <= int(last)):
-            raise ValueError(f"--groups is {args.groups!r}, expected first-last, for example 0-14")
-        _, rule = read_rule(section("targets"))
-        work = work_folder(args.env, rule, args.data)
-        start = time.perf_counter()
-        train_shard(args.env, list(range(int(first), int(last) + 1)), rule, work)
-    except (ValueError, OSError) as error:
-        print(f"targets: {error}", file=sys.stderr)
-        return 2
-    print(f"groups {args.groups} of {args.env} in {time.perf_counter() - start:.0f} s: {work}")
-    return 0
+    return shards.shard_main("targets", about, run, arguments)
 
 
 if __name__ == "__main__":

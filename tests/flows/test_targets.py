@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from flows import targets
+from flows.shards import shards
 
 ROOT = Path(__file__).parents[2]
 
@@ -95,7 +95,7 @@ def test_help_teaches():
 
 @pytest.mark.parametrize(("groups", "workers"), [(30, 2), (5, 4), (2, 8), (1, 1)])
 def test_shards_hold_every_group_once(groups, workers):
-    shards = targets.shards(groups, workers)
-    assert [g for shard in shards for g in shard] == list(range(groups))
-    assert len(shards) == min(groups, workers)
-    assert max(map(len, shards)) - min(map(len, shards)) <= 1
+    parts = shards(groups, workers)
+    assert [g for part in parts for g in part] == list(range(groups))
+    assert len(parts) == min(groups, workers)
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
