@@ -24,13 +24,14 @@ def test_its_table_is_the_one_that_make_wrote():
 def test_the_functions_it_names_exist():
     import manyfold.estimators
     import manyfold.exact
+    import manyfold.fqe
     import manyfold.gridworld
     import manyfold.similarity
 
     assert len(re.findall(r"!\[", README)) == len(
         [p for p in re.findall(r"!\[.*?\]\((.*?)\)", README) if (ROOT / p).exists()]
     )
-    named = re.findall(r"`(exact|estimators|similarity|gridworld)\.(\w+)", README)
+    named = re.findall(r"`(exact|estimators|fqe|similarity|gridworld)\.(\w+)", README)
     assert len(named) > 15
     for module, function in named:
         assert hasattr(getattr(manyfold, module), function), f"{module}.{function}"

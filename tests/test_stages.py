@@ -44,6 +44,7 @@ def files_of(*modules):
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_stage_depends_on_exactly_what_it_imports(stage):
     # a flow runs its shards by `python -m tasks.<stage>`, which it imports too
+    assert len(STAGES[stage]["deps"]) == len(set(STAGES[stage]["deps"]))
     code = {dep for dep in STAGES[stage]["deps"] if dep.endswith(".py")}
     assert code == files_of(f"flows.{stage}")
 
