@@ -40,6 +40,8 @@ def test_params_yaml_has_the_calibrated_rule():
     low, high = (int(x.replace(",", "")) for x in start.split(" to "))
     params = section("targets")
     assert (params["start"], params["width"]) == ([low, high], int(width.replace(",", "")))
+    medians = [cell.strip() for cell in chosen.split("|")[3:6]]
+    assert f"({', '.join(medians)})" in " ".join((ROOT / "README.md").read_text().split())
 
 
 def test_the_tables_are_the_policies_that_the_stage_would_draw():
