@@ -92,13 +92,18 @@ class ValueNets:
 
     def hidden(self, inputs: tuple[Tensor, Tensor]) -> Tensor:
         """Activations `[K, N, h]`."""
-        p, k = self.parameters, self.shape.n_policies
         x, time = inputs
         if self.shape.n_cells:  # a one-hot input is an index
-            h = p["w1"].flatten(0, 1).index_select(0, self.rows(x, self.shape.n_cells)).view(k, len(x), -1)
+            h = self.pick("w1", x)
         else:
-            h = torch.bmm(x.expand(k, -1, -1), p["w1"])
-        return h.add_(p["w1_time"][:, time]).relu_()
+            h = torch.bmm(x.expand(self.shape.n_policies, -1, -1), self.parameters["w1"])
+        return h.add_(self.pick("w1_time", time)).relu_()
+
+    def pick(self, name: str, index: Tensor) -> Tensor:
+        """Rows of each policy's table, `[K, size, h]` at `[N]` -> `[K, N, h]`; index_select is four times faster."""
+        table = self.parameters[name]
+        picked = table.flatten(0, 1).index_select(0, self.rows(index, table.shape[1]))
+        return picked.view(len(table), len(index), -1)
 
     def rows(self, index: Tensor, size: int) -> Tensor:
         """Rows of K stacked tables with `size` rows each, policy after policy; `[K * N]`."""
@@ -252,14 +257,14 @@ def _gradient(nets: ValueNets, slots: dict[str, Tensor], batch: Batch, target: T
     inputs = nets.inputs(batch.state, batch.t.astype(np.int64))
     h = nets.hidden(inputs)  # [K, N, h]
     action = torch.from_numpy(batch.action.astype(np.int64))
-    w = p["w2"][:, action]  # [K, N, h]
+    w = nets.pick("w2", action)  # [K, N, h]
     error = (h * w).sum(-1).add_(p["b2"][:, 0, action]).sub_(target)  # [K, N]
     d = error * (2 / error.shape[1])
     taken = torch.nn.functional.one_hot(action, shape.n_actions).float()
     d_out = d[..., None] * taken  # [K, N, A]
     torch.bmm(d_out.mT, h, out=slots["w2"])
     torch.sum(d_out, 1, keepdim=True, out=slots["b2"])
-    d_h = w.mul_(d[..., None]).mul_(h > 0)
+    d_h = w.mul_(d[..., None]).mul_(h.sign_())  # the ReLUs' slope: 1 where h > 0
     x, time = inputs
     slots["w1_time"].zero_().flatten(0, 1).index_add_(0, nets.rows(time, shape.horizon), d_h.flatten(0, 1))
     if shape.n_cells:
@@ -271,7 +276,7 @@ def _gradient(nets: ValueNets, slots: dict[str, Tensor], batch: Batch, target: T
 
 def _held_out_error(average: ValueNets, data: Transitions, reward: Reward, weights: Weights, config: Config) -> float:
     """Mean squared Bellman error of the averaged nets on some rows that are never trained on, the same every time."""
-    batch = next(iter(data.batches(16 * config.batch, np.random.default_rng(0), "held_out")))
+    batch = next(iter(data.batches(4 * config.batch, np.random.default_rng(0), "held_out")))
     target = _target(average, batch, reward, weights)
     out = average.scaled(average.inputs(batch.state, batch.t.astype(np.int64)))
     action = torch.from_numpy(batch.action.astype(np.int64))
