@@ -1,4 +1,4 @@
-"""The stage through its real doors: `dvc repro`, which runs the Prefect flow."""
+"""The stages through their real doors: `dvc repro`, which runs the Prefect flows."""
 
 import os
 import shutil
@@ -25,6 +25,8 @@ def project(tmp_path_factory):
         (shutil.copytree if source.is_dir() else shutil.copy)(source, folder / name)
     params = yaml.safe_load((folder / "params.yaml").read_text())
     params["targets"] = {"groups": 3, "policies": 3, "start": [600, 900], "width": 700, "history": 3}
+    params["offline"]["episodes"] = 60
+    params["q"] = params["q_hat"] = {**params["q"], "updates_per_step": 5}
     (folder / "params.yaml").write_text(yaml.safe_dump(params))
     run(folder, "git", "init", "-q")
     run(folder, sys.executable, "-m", "dvc", "init", "-q")
@@ -42,15 +44,22 @@ def repro(folder, stage):
     return run(folder, sys.executable, "-m", "dvc", "repro", stage)
 
 
-def test_dvc_repro_trains_the_targets_and_a_second_call_does_nothing(project):
-    done = repro(project, "targets@gridworld-1000")
+def test_dvc_repro_runs_the_chain_and_a_second_call_does_nothing(project):
+    done = repro(project, "q_hat@gridworld-1000")
     assert done.returncode == 0, done.stderr
-    out = project / "data" / "targets" / "gridworld-1000"
-    assert sorted(f.name for f in out.iterdir()) == ["group-00", "group-01", "group-02"]
-    assert "group-02" in done.stdout  # the table at the end
+    for stage, file in (
+        ("targets", "targets.safetensors"),
+        ("offline", "transitions.parquet"),
+        ("q", "q.safetensors"),
+        ("q_hat", "q_hat.safetensors"),
+    ):
+        out = project / "data" / stage / "gridworld-1000"
+        assert sorted(f.name for f in out.iterdir()) == ["group-00", "group-01", "group-02"]
+        assert (out / "group-02" / file).exists()
+    assert done.stdout.count("group-02") == 4  # the table at the end of each stage
     assert not list((project / "data" / ".work").rglob("*.safetensors"))
-    again = repro(project, "targets@gridworld-1000")
-    assert "didn't change, skipping" in again.stdout
+    again = repro(project, "q_hat@gridworld-1000")
+    assert again.stdout.count("didn't change, skipping") == 4
 
 
 def test_the_flow_refuses_bad_input_with_one_line_and_exit_code_2(project):
