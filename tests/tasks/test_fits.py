@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import yaml
 
-from manyfold import exact, fqe
+from manyfold import exact
 from manyfold.gridworld import Gridworld
 from manyfold.networks import NetworkPolicySet
 from manyfold.offline import Rule
 from manyfold.targets import Rule as TargetRule
-from tasks import fits, offline, params, q, q_hat, shards, targets
+from tasks import accuracy, fits, offline, params, q, q_hat, shards, targets
 
 ENV = "gridworld-1000"
 FIT = {
@@ -45,30 +45,33 @@ def data(tmp_path_factory):
     return folder
 
 
-def error(found, true, policies, mdp):
-    """Root mean square error over the cells that the targets visit, relative to the spread; the worst policy."""
-    visits, at = np.zeros_like(policies), np.broadcast_to(mdp.initial, (len(policies), mdp.n_states)).copy()
-    for t in range(mdp.horizon):
-        visits[:, t] = at[..., None] * policies[:, t] / mdp.horizon
-        at = mdp.push(visits[:, t] * mdp.horizon)
-    mean = (visits * true).sum((1, 2, 3), keepdims=True)
-    spread = (visits * (true - mean) ** 2).sum((1, 2, 3))
-    return np.sqrt((visits * (found - true) ** 2).sum((1, 2, 3)) / spread).max()
-
-
 def test_the_fits_are_near_the_exact_values_and_design_a_good_mu(data):
+    found = accuracy.measure(ENV, 0, data)
+    assert found.q_error.max() < 0.1
+    assert found.q_hat_error.max() < 0.1
     policies = NetworkPolicySet.load(data / "targets" / ENV / "group-00" / "targets").table()
     mdp = Gridworld.draw(10, 0).to_mdp()
-    (value, _), (moment, curves) = (
-        fqe.ValueNets.load(data / stage / ENV / "group-00" / f"{stage}.safetensors") for stage in ("q", "q_hat")
-    )
-    assert error(value.table(), exact.action_values(mdp, policies), policies, mdp) < 0.1
-    assert error(moment.table(), exact.second_moments(mdp, policies), policies, mdp) < 0.1
-    fitted = np.maximum(moment.table(), value.table() ** 2)
-    found = exact.relative_variances(exact.estimator_variances(mdp, policies, fitted, value.table()))
-    best = exact.relative_variances(exact.estimator_variances(mdp, policies))
-    assert found["mpe"] < 1.1 * best["mpe"]
-    assert curves[-1].held_out < curves[0].held_out
+    assert found.exact_mpe == pytest.approx(exact.relative_variances(exact.estimator_variances(mdp, policies))["mpe"])
+    assert found.fitted_mpe < 1.1 * found.exact_mpe
+    for curves in found.curves:
+        assert curves[-1].held_out < curves[0].held_out
+
+
+def test_the_accuracy_command_prints_and_draws(data, capsys):
+    assert accuracy.main(["--env", ENV, "--data", str(data)]) == 0
+    assert "MPE, fitted over exact" in capsys.readouterr().out
+    assert (data / "accuracy" / f"{ENV}.png").read_bytes().startswith(b"\x89PNG")
+    assert accuracy.main(["--env", "ant"]) == 2
+    assert capsys.readouterr().err == "accuracy: --env is 'ant', expected gridworld-1000 or gridworld-27000\n"
+    assert accuracy.main(["--env", "gridworld-27000", "--data", str(data)]) == 2
+    assert capsys.readouterr().err.endswith("no fits, expected the stage `q_hat` to have run\n")
+
+
+def test_errors_are_weighted_by_visits_and_relative_to_the_spread():
+    share = np.array([0.5, 0.25, 0.25, 0.0]).reshape(1, 1, 1, 4)
+    true = np.array([0.0, 2.0, 2.0, 9.0]).reshape(1, 1, 1, 4)  # mean 1, spread 1
+    fitted = np.array([0.2, 2.0, 2.0, 0.0]).reshape(1, 1, 1, 4)  # the unvisited cell does not count
+    np.testing.assert_allclose(accuracy.relative_error(fitted, true, share), [np.sqrt(0.5 * 0.04)])
 
 
 def test_the_stage_says_how_its_fits_ended(data):

@@ -1,0 +1,156 @@
+"""How good the fits of a Gridworld are, against exact values: `python -m tasks.accuracy --env gridworld-1000`.
+
+For each group: the error of q over the cells that its targets visit, relative to q's spread; and the exact relative
+variance of MPE with the fitted q_hat beside that with the exact one. A picture: learning curves, fitted against exact.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import matplotlib
+import numpy as np
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from manyfold import environments, exact
+from manyfold.fqe import Check, ValueNets
+from manyfold.gridworld import Gridworld
+from manyfold.mdp import Array, FiniteMDP
+from manyfold.networks import NetworkPolicySet
+from tasks.files import whole
+from tasks.params import ROOT
+
+matplotlib.use("Agg")
+from matplotlib import pyplot as plt
+
+
+class Group(NamedTuple):
+    """What is measured of one group."""
+
+    q_error: Array  # [K], of the spread
+    q_hat_error: Array  # [K]
+    exact_mpe: float  # relative variance with the exact q_hat
+    fitted_mpe: float  # with the fitted one
+    exact_baseline: float
+    fitted_baseline: float
+    curves: tuple[list[Check], list[Check]]
+    visited: tuple[Array, Array]  # exact and fitted q where the targets are, for the picture
+
+
+def visits(mdp: FiniteMDP, policies: Array) -> Array:
+    """The share of its steps that each policy spends at (t, s, a); `[K, T, S, A]`."""
+    share, at = np.zeros_like(policies), np.broadcast_to(mdp.initial, (len(policies), mdp.n_states))
+    for t in range(mdp.horizon):
+        share[:, t] = at[..., None] * policies[:, t]
+        at = mdp.push(share[:, t])
+    return share / mdp.horizon
+
+
+def relative_error(fitted: Array, true: Array, share: Array) -> Array:
+    """Root mean square error over the spread, both weighted by visits; `[K]`."""
+    axes = (1, 2, 3)
+    spread = (share * (true - (share * true).sum(axes, keepdims=True)) ** 2).sum(axes)
+    return np.asarray(np.sqrt((share * (fitted - true) ** 2).sum(axes) / spread))
+
+
+def floored(q_hat: Array, q: Array) -> Array:
+    """A fitted q_hat is at least q^2, and never 0: a thousandth of its mean keeps every target covered."""
+    at_least = np.maximum(q_hat, q**2)
+    return np.maximum(at_least, 1e-3 * at_least.mean((1, 2, 3), keepdims=True))
+
+
+def measure(env: str, group: int, data: Path) -> Group:
+    """One group's fits against dynamic programming."""
+    name = f"group-{group:02d}"
+    policies = NetworkPolicySet.load(data / "targets" / env / name / "targets").table()
+    mdp = Gridworld.draw(environments.GRIDWORLDS[env], group).to_mdp()
+    (q_nets, q_curves), (q_hat_nets, q_hat_curves) = (
+        ValueNets.load(data / stage / env / name / f"{stage}.safetensors") for stage in ("q", "q_hat")
+    )
+    q, q_hat = q_nets.table(), q_hat_nets.table()
+    true_q, true_q_hat = exact.action_values(mdp, policies), exact.second_moments(mdp, policies)
+    share = visits(mdp, policies)
+    ideal = exact.relative_variances(exact.estimator_variances(mdp, policies, true_q_hat, true_q))
+    found = exact.relative_variances(exact.estimator_variances(mdp, policies, floored(q_hat, q), q))
+    often = share > np.quantile(share[share > 0], 0.5)
+    return Group(
+        relative_error(q, true_q, share),
+        relative_error(q_hat, true_q_hat, share),
+        ideal["mpe"],
+        found["mpe"],
+        ideal["mpe_baseline"],
+        found["mpe_baseline"],
+        (q_curves, q_hat_curves),
+        (true_q[often], q[often]),
+    )
+
+
+def draw(groups: list[Group], env: str, path: Path) -> None:
+    """Held-out errors of all groups, and the first group's q against the exact one."""
+    plt.rcParams.update({"font.size": 10, "svg.hashsalt": "manyfold"})
+    figure, panels = plt.subplots(1, 3, figsize=(13, 4), layout="constrained")
+    for axes, i, name in ((panels[0], 0, "q"), (panels[1], 1, "q_hat")):
+        for group in groups:
+            checks = group.curves[i]
+            axes.plot([c.update for c in checks], [c.held_out for c in checks], color="#0072B2", alpha=0.3, linewidth=1)
+        axes.set_yscale("log")
+        axes.set_xlabel("updates")
+        axes.set_title(f"{name}: held-out Bellman error, {len(groups)} groups")
+        axes.grid(alpha=0.25)
+    true, fitted = groups[0].visited
+    panels[2].scatter(true, fitted, s=4, alpha=0.3, color="#D55E00", linewidths=0)
+    panels[2].plot([true.min(), true.max()], [true.min(), true.max()], color="#000000", linewidth=0.8)
+    panels[2].set_xlabel("exact q")
+    panels[2].set_ylabel("fitted q")
+    panels[2].set_title(f"{env}, group 0: where the targets are")
+    panels[2].grid(alpha=0.25)
+    with whole(path) as part:
+        figure.savefig(part, format="png", dpi=120)
+    plt.close(figure)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m tasks.accuracy",
+        description="Compares the fitted q and q_hat of a Gridworld with the exact ones: errors, and what they cost.",
+    )
+    parser.add_argument("--env", default="gridworld-1000", help=f"one of {', '.join(environments.GRIDWORLDS)}")
+    parser.add_argument("--data", type=Path, default=ROOT / "data", help="folder of all data (default data)")
+    args = parser.parse_args(arguments)
+    try:
+        if args.env not in environments.GRIDWORLDS:
+            raise ValueError(f"--env is {args.env!r}, expected {' or '.join(environments.GRIDWORLDS)}")
+        count = len(list((args.data / "q_hat" / args.env).glob("group-*")))
+        if not count:
+            raise ValueError(f"{args.data / 'q_hat' / args.env}: no fits, expected the stage `q_hat` to have run")
+        progress = track(range(count), description="groups", console=Console(stderr=True))
+        groups = [measure(args.env, group, args.data) for group in progress]
+        path = args.data / "accuracy" / f"{args.env}.png"
+        draw(groups, args.env, path)
+    except (ValueError, OSError) as error:
+        print(f"accuracy: {error}", file=sys.stderr)
+        return 2
+    rows = {
+        "q: error over spread": np.concatenate([g.q_error for g in groups]),
+        "q_hat: error over spread": np.concatenate([g.q_hat_error for g in groups]),
+        "MPE, exact q_hat": np.array([g.exact_mpe for g in groups]),
+        "MPE, fitted q_hat": np.array([g.fitted_mpe for g in groups]),
+        "MPE, fitted over exact": np.array([g.fitted_mpe / g.exact_mpe for g in groups]),
+        "MPE + q baseline, exact": np.array([g.exact_baseline for g in groups]),
+        "MPE + q baseline, fitted": np.array([g.fitted_baseline for g in groups]),
+    }
+    table = Table(title=f"{args.env}: {count} groups, fits against exact values")
+    for column in ("", "mean", "median", "worst"):
+        table.add_column(column, justify="right" if column else "left")
+    for label, x in rows.items():
+        table.add_row(label, f"{x.mean():.4f}", f"{np.median(x):.4f}", f"{x.max():.4f}")
+    Console().print(table)
+    print(f"Figure: {path}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
