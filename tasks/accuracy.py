@@ -88,7 +88,7 @@ def measure(env: str, group: int, data: Path) -> Group:
     )
 
 
-def draw(groups: list[Group], env: str, path: Path) -> None:
+def draw(groups: list[Group], path: Path) -> None:
     """Held-out errors of all groups, and the first group's q against the exact one."""
     plt.rcParams.update({"font.size": 10, "svg.hashsalt": "manyfold"})
     figure, panels = plt.subplots(1, 3, figsize=(13, 4), layout="constrained")
@@ -105,7 +105,7 @@ def draw(groups: list[Group], env: str, path: Path) -> None:
     panels[2].plot([true.min(), true.max()], [true.min(), true.max()], color="#000000", linewidth=0.8)
     panels[2].set_xlabel("exact q")
     panels[2].set_ylabel("fitted q")
-    panels[2].set_title(f"{env}, group 0: where the targets are")
+    panels[2].set_title("q of group 0, where its targets are")
     panels[2].grid(alpha=0.25)
     with whole(path) as part:
         figure.savefig(part, format="png", dpi=120)
@@ -129,7 +129,7 @@ def main(arguments: list[str] | None = None) -> int:
         progress = track(range(count), description="groups", console=Console(stderr=True))
         groups = [measure(args.env, group, args.data) for group in progress]
         path = args.data / "accuracy" / f"{args.env}.png"
-        draw(groups, args.env, path)
+        draw(groups, path)
     except (ValueError, OSError) as error:
         print(f"accuracy: {error}", file=sys.stderr)
         return 2
