@@ -9,9 +9,9 @@ episode is spent. The next value is an expectation over actions, not a sample; n
 terminated or the horizon ends, and a truncated step (cut off before its horizon) still is.
 
 One hidden layer of ReLUs for each policy, all K as one batch of matrices, the gradient written out. The time enters as
-a learned row for each step t, not as the number t/T: values of neighbouring steps are then not tied to a line, which on
-Gridworld 1,000 is three times as accurate and keeps m, whose weights sum to more than 1, from diverging. The target
-network is an exponential average of the trained one, and the average is what is returned.
+a learned row for each step t, not as the number t/T: values of neighbouring steps are then not tied to a line, which
+matters most for m, whose weights sum to more than 1 and which can otherwise run away. The target network is an
+exponential average of the trained one, and the average is what is returned.
 """
 
 import json
