@@ -6,7 +6,7 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 export MLFLOW_DISABLE_TELEMETRY := true
 export DO_NOT_TRACK := 1
 
-.PHONY: main test test-slow lint format calibrate bench bench-learning clean
+.PHONY: main test test-slow lint format select calibrate bench bench-learning clean
 .DEFAULT_GOAL := main
 
 main: .venv/ready
@@ -34,6 +34,9 @@ bench: .venv/ready
 bench-learning: .venv/ready
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[bench]'
 	$(BIN)/python -m benchmarks.ppo_learning
+
+select: .venv/ready
+	$(BIN)/python -m tasks.select
 
 calibrate: .venv/ready
 	$(BIN)/python -m tasks.calibrate

@@ -14,8 +14,10 @@ matters most for m, whose weights sum to more than 1 and which can otherwise run
 exponential average of the trained one, and the average is what is returned.
 """
 
+import itertools
 import json
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,7 +32,8 @@ from torch import Tensor
 from manyfold.mdp import Array, Ints
 from manyfold.transitions import Batch, Transitions
 
-VERSION = 1
+VERSION = 2
+CHECKS = 50  # of the held-out error in a fit
 LIMIT = 10.0  # standardised states are clipped there
 
 Reward = Callable[[Batch], NDArray[Any]]  # -> [K, N]
@@ -75,7 +78,10 @@ class Shape:
 
 
 class ValueNets:
-    """K functions f_k(t, s, a): `predict(states, t) -> [K, N, A]`."""
+    """K functions f_k(t, s, a): `predict(states, t) -> [K, N, A]`.
+
+    Tables have the K policies side by side in a row, `[rows, K * h]`, so that a state is one look-up for all of them.
+    """
 
     def __init__(self, shape: Shape, flat: Tensor, centre: Tensor, spread: Tensor, scale: Tensor) -> None:
         self.shape, self.flat = shape, flat
@@ -91,27 +97,20 @@ class ValueNets:
         return z.clamp_(-LIMIT, LIMIT), time
 
     def hidden(self, inputs: tuple[Tensor, Tensor]) -> Tensor:
-        """Activations `[K, N, h]`."""
+        """Activations `[N, K * h]`."""
         x, time = inputs
-        if self.shape.n_cells:  # a one-hot input is an index
-            h = self.pick("w1", x)
-        else:
-            h = torch.bmm(x.expand(self.shape.n_policies, -1, -1), self.parameters["w1"])
-        return h.add_(self.pick("w1_time", time)).relu_()
+        p = self.parameters
+        h = p["w1"].index_select(0, x) if self.shape.n_cells else x @ p["w1"]  # a one-hot input is an index
+        return h.add_(p["w1_time"].index_select(0, time)).relu_()
 
-    def pick(self, name: str, index: Tensor) -> Tensor:
-        """Rows of each policy's table, `[K, size, h]` at `[N]` -> `[K, N, h]`; index_select is four times faster."""
-        table = self.parameters[name]
-        picked = table.flatten(0, 1).index_select(0, self.rows(index, table.shape[1]))
-        return picked.view(len(table), len(index), -1)
-
-    def rows(self, index: Tensor, size: int) -> Tensor:
-        """Rows of K stacked tables with `size` rows each, policy after policy; `[K * N]`."""
-        return (torch.arange(self.shape.n_policies)[:, None] * size + index).flatten()
+    def apart(self, x: Tensor) -> Tensor:
+        """A view with the policies first, `[N, K * h]` -> `[K, N, h]`."""
+        return x.view(len(x), self.shape.n_policies, -1).transpose(0, 1)
 
     def scaled(self, inputs: tuple[Tensor, Tensor]) -> Tensor:
         """Outputs before scaling, `[K, N, A]`."""
-        return torch.baddbmm(self.parameters["b2"], self.hidden(inputs), self.parameters["w2"].mT)
+        p = self.parameters
+        return torch.baddbmm(p["b2"], self.apart(self.hidden(inputs)), self.apart(p["w2"]).mT)
 
     def predict(self, states: ArrayLike, t: int | ArrayLike) -> Array:
         """f_k(t, s, a) for all K policies and actions at N states `[N, width]` and their steps; `[K, N, A]`."""
@@ -136,12 +135,7 @@ class ValueNets:
     @classmethod
     def load(cls, path: Path) -> tuple["ValueNets", list["Check"]]:
         """The nets and their learning curves; what doesn't fit is refused with one line."""
-        try:
-            with safe_open(path, "pt") as file:
-                about = file.metadata() or {}
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except SafetensorError as error:
-            raise ValueError(f"{path}: not a whole safetensors file ({error}); was it cut off?") from None
+        tensors, about = _read(path)
         if about.get("format") != "manyfold-values" or about.get("version") != str(VERSION):
             raise ValueError(f"{path}: expected value nets of version {VERSION}, found {about.get('format')!r}")
         said = json.loads(about["shape"])
@@ -175,46 +169,138 @@ def fit(
     config: Config = DEFAULT,
     n_cells: int = 0,
     progress: Callable[[Check, int], None] = lambda check, updates: None,
+    state: Path | None = None,
+    save_every: float = 5.0,
 ) -> Fit:
-    """Fits K functions at once; `progress` sees every check of the held-out error and the updates in all."""
-    first = next(iter(data.batches(8192, rng, "train")))
-    nets = _initialise(data, reward(first), first, n_cells, config, rng)
-    average = ValueNets(nets.shape, nets.flat.clone(), nets.centre, nets.spread, nets.scale)
-    gradient = torch.zeros_like(nets.flat)
-    nets.flat.grad = gradient
-    optimiser = torch.optim.Adam([nets.flat], lr=config.learning_rate, fused=True)
-    slots = _views(nets.shape, gradient)
-    updates = config.updates_per_step * nets.shape.horizon
-    every = max(1, updates // 100)
-    curves: list[Check] = []
-    best, kept, since = np.inf, average.flat.clone(), 0
-    errors: list[float] = []
-    update = 0
-    while update < updates:
-        for batch in data.batches(config.batch, rng, "train"):
-            left = 1 - update / updates
-            optimiser.param_groups[0]["lr"] = config.learning_rate * min(1.0, 2 * left)
-            target = _target(average, batch, reward, weights)
-            errors.append(_gradient(nets, slots, batch, target))
-            optimiser.step()
-            average.flat.lerp_(nets.flat, 1 - config.average)
-            update += 1
-            if update % every == 0 or update == updates:
-                check = Check(update, float(np.mean(errors)), _held_out_error(average, data, reward, weights, config))
-                _refuse_divergence(check, curves)
-                curves.append(check)
-                errors = []
-                progress(check, updates)
-                if update > updates / 2:  # before that, values are still on their way back: a small error means little
-                    since += 1
-                    if check.held_out < best:
-                        best, kept, since = check.held_out, average.flat.clone(), 0
-                    if since >= config.patience:
-                        update = updates
-            if update >= updates:
-                break
-    average.flat.copy_(kept)
-    return Fit(average, curves)
+    """Fits K functions at once.
+
+    Args:
+        progress: sees every check of the held-out error, and the number of updates in all.
+        state: file in which an unfinished fit is saved, every `save_every` seconds; one that is there is gone on with,
+            to the same numbers.
+    """
+    work = _Work(data, reward, weights, int(rng.integers(2**62)), config, n_cells)
+    if state is not None and state.exists():
+        work.load(state)
+    saved = time.monotonic()
+    for check in work.checks():
+        progress(check, work.updates)
+        if state is not None and time.monotonic() - saved >= save_every:
+            work.save(state)
+            saved = time.monotonic()
+    work.average.flat.copy_(work.kept)
+    return Fit(work.average, work.curves)
+
+
+class _Work:
+    """An unfinished fit: all that changes on the way, so that it can be saved and gone on with."""
+
+    def __init__(
+        self, data: Transitions, reward: Reward, weights: Weights, seed: int, config: Config, n_cells: int
+    ) -> None:
+        self.data, self.reward, self.weights, self.seed, self.config = data, reward, weights, seed, config
+        first = next(iter(data.batches(8192, np.random.default_rng([seed, 0]), "train")))
+        self.nets = _initialise(data, reward(first), first, n_cells, config, np.random.default_rng([seed, 1]))
+        shape, flat = self.nets.shape, self.nets.flat
+        self.average = ValueNets(shape, flat.clone(), self.nets.centre, self.nets.spread, self.nets.scale)
+        self.kept = flat.clone()  # the best average so far
+        flat.grad = torch.zeros_like(flat)
+        self.slots = _views(shape, flat.grad)
+        self.optimiser = torch.optim.Adam([flat], lr=config.learning_rate, fused=True)
+        moments = {"exp_avg": torch.zeros_like(flat), "exp_avg_sq": torch.zeros_like(flat)}
+        self.optimiser.state[flat] = {"step": torch.tensor(0.0), **moments}
+        self.updates = config.updates_per_step * shape.horizon
+        self.update = self.passes = self.batches = self.since = 0
+        self.best = float("inf")
+        self.errors: list[float] = []
+        self.curves: list[Check] = []
+        held_out = next(iter(data.batches(4 * config.batch, np.random.default_rng(0), "held_out")))
+        self.held_out = held_out, self.known(held_out)  # the same rows at every check
+
+    def known(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The reward / scale `[K, N]`, and the next weights `[K, N, A]`, 0 where nothing is bootstrapped."""
+        horizon = self.nets.shape.horizon
+        goes_on = ~batch.terminated & (batch.t < horizon - 1)
+        next_weights = torch.from_numpy(np.asarray(self.weights(batch.next_state, _after(batch, horizon)), np.float32))
+        now = torch.from_numpy(np.array(self.reward(batch), dtype=np.float32)) / self.nets.scale[:, None]
+        return now, next_weights * torch.from_numpy(goes_on)[:, None]
+
+    def target(self, batch: Batch, known: tuple[Tensor, Tensor]) -> Tensor:
+        """reward + sum_a' weights f(s', a') by the averaged nets; `[K, N]`."""
+        now, next_weights = known
+        after = self.average.inputs(batch.next_state, _after(batch, self.nets.shape.horizon))
+        return now + (next_weights * self.average.scaled(after)).sum(-1)
+
+    def checks(self) -> Iterator[Check]:
+        """Trains to the end, from wherever it is; stops at every check of the held-out error."""
+        every = max(1, self.updates // CHECKS)
+        while self.update < self.updates:
+            rng = np.random.default_rng([self.seed, 2, self.passes])
+            for batch in itertools.islice(self.data.batches(self.config.batch, rng, "train"), self.batches, None):
+                left = 1 - self.update / self.updates
+                self.optimiser.param_groups[0]["lr"] = self.config.learning_rate * min(1.0, 2 * left)
+                target = self.target(batch, self.known(batch))
+                self.errors.append(_gradient(self.nets, self.slots, batch, target))
+                self.optimiser.step()
+                self.average.flat.lerp_(self.nets.flat, 1 - self.config.average)
+                self.update += 1
+                self.batches += 1
+                if self.update % every == 0 or self.update == self.updates:
+                    yield self.check()
+                if self.update >= self.updates:
+                    return
+            self.passes, self.batches = self.passes + 1, 0
+
+    def check(self) -> Check:
+        """Looks at the held-out error; the best of the second half is kept."""
+        batch, known = self.held_out
+        out = self.average.scaled(self.average.inputs(batch.state, batch.t.astype(np.int64)))
+        action = torch.from_numpy(batch.action.astype(np.int64))
+        taken = out.gather(-1, action.expand(len(out), -1)[..., None])[..., 0]
+        error = float((taken - self.target(batch, known)).square().mean())
+        check = Check(self.update, float(np.mean(self.errors)), error)
+        _refuse_divergence(check, self.curves)
+        self.curves.append(check)
+        self.errors = []
+        if (
+            self.update > self.updates / 2
+        ):  # before that, values are still on their way back: a small error means little
+            self.since += 1
+            if error < self.best:
+                self.best, self.since = error, 0
+                self.kept.copy_(self.average.flat)
+            if self.since >= self.config.patience:
+                self.update = self.updates
+        return check
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What changes, in place."""
+        moments = self.optimiser.state[self.nets.flat]
+        return {"flat": self.nets.flat, "average": self.average.flat, "kept": self.kept, **moments}
+
+    def save(self, path: Path) -> None:
+        """Whole or not at all."""
+        counts = [self.seed, self.update, self.passes, self.batches, self.since, self.best, self.curves]
+        part = path.with_name(f".{path.name}")
+        save_file(self.tensors(), part, metadata={"counts": json.dumps(counts), "config": str(self.config)})
+        part.replace(path)
+
+    def load(self, path: Path) -> None:
+        """Goes on from what `save` wrote; the state of another fit is refused."""
+        tensors, about = _read(path)
+        here = self.tensors()
+        fits = {name: x.shape for name, x in tensors.items()} == {name: x.shape for name, x in here.items()}
+        if not fits or about.get("config") != str(self.config) or json.loads(about["counts"])[0] != self.seed:
+            raise ValueError(f"{path}: the state of another fit; remove it to begin anew")
+        for name, x in here.items():
+            x.copy_(tensors[name])
+        _, self.update, self.passes, self.batches, self.since, self.best, curves = json.loads(about["counts"])
+        self.curves = [Check(*check) for check in curves]
+
+
+def _after(batch: Batch, horizon: int) -> Ints:
+    """The step that follows; at the horizon's end its value is not used."""
+    return np.minimum(batch.t.astype(np.int64) + 1, horizon - 1)
 
 
 def _initialise(
@@ -227,7 +313,7 @@ def _initialise(
     generator = torch.Generator().manual_seed(int(rng.integers(2**62)))
     limit = (2 if n_cells else about.width + 1) ** -0.5  # by the inputs that are not 0 at once
     p["w1"].uniform_(-limit, limit, generator=generator)
-    ends = torch.empty(2, shape.n_policies, 1, config.hidden).uniform_(-limit, limit, generator=generator)
+    ends = torch.empty(2, 1, shape.n_policies * config.hidden).uniform_(-limit, limit, generator=generator)
     part = (torch.arange(shape.horizon) / shape.horizon)[:, None]
     p["w1_time"].copy_(ends[0] + part * ends[1])  # at first linear in t
     p["w2"].uniform_(-(config.hidden**-0.5), config.hidden**-0.5, generator=generator)
@@ -241,47 +327,26 @@ def _initialise(
     return ValueNets(shape, flat, centre, spread, scale)
 
 
-def _target(average: ValueNets, batch: Batch, reward: Reward, weights: Weights) -> Tensor:
-    """(reward + sum_a' weights f(s', a')) / scale, without the next value at an end; `[K, N]`."""
-    goes_on = ~batch.terminated & (batch.t < average.shape.horizon - 1)
-    t_tp1 = np.minimum(batch.t.astype(np.int64) + 1, average.shape.horizon - 1)
-    next_weights = torch.from_numpy(np.asarray(weights(batch.next_state, t_tp1), dtype=np.float32))
-    value = (next_weights * average.scaled(average.inputs(batch.next_state, t_tp1))).sum(-1)
-    now = torch.from_numpy(np.array(reward(batch), dtype=np.float32)) / average.scale[:, None]
-    return now.add_(value.mul_(torch.from_numpy(goes_on)))
-
-
 def _gradient(nets: ValueNets, slots: dict[str, Tensor], batch: Batch, target: Tensor) -> float:
     """Writes the gradient of the mean squared error into `slots`; returns the error."""
-    shape, p = nets.shape, nets.parameters
-    inputs = nets.inputs(batch.state, batch.t.astype(np.int64))
-    h = nets.hidden(inputs)  # [K, N, h]
+    p, n = nets.parameters, len(batch.t)
+    x, time = nets.inputs(batch.state, batch.t.astype(np.int64))
+    h = nets.hidden((x, time))  # [N, K * h]
     action = torch.from_numpy(batch.action.astype(np.int64))
-    w = nets.pick("w2", action)  # [K, N, h]
-    error = (h * w).sum(-1).add_(p["b2"][:, 0, action]).sub_(target)  # [K, N]
-    d = error * (2 / error.shape[1])
-    taken = torch.nn.functional.one_hot(action, shape.n_actions).float()
-    d_out = d[..., None] * taken  # [K, N, A]
-    torch.bmm(d_out.mT, h, out=slots["w2"])
-    torch.sum(d_out, 1, keepdim=True, out=slots["b2"])
-    d_h = w.mul_(d[..., None]).mul_(h.sign_())  # the ReLUs' slope: 1 where h > 0
-    x, time = inputs
-    slots["w1_time"].zero_().flatten(0, 1).index_add_(0, nets.rows(time, shape.horizon), d_h.flatten(0, 1))
-    if shape.n_cells:
-        slots["w1"].zero_().flatten(0, 1).index_add_(0, nets.rows(x, shape.n_cells), d_h.flatten(0, 1))
+    w = p["w2"].index_select(0, action)  # [N, K * h]
+    error = nets.apart(h * w).sum(-1).add_(p["b2"][:, 0].index_select(1, action)).sub_(target)  # [K, N]
+    d = error.T.mul(2 / n)  # [N, K]
+    slots["b2"].zero_()[:, 0].index_add_(1, action, d.T)
+    d_h = w.mul_(h > 0)  # the ReLUs' slope: 1 where h > 0
+    for wide in (d_h, h):
+        wide.view(n, nets.shape.n_policies, -1).mul_(d[..., None])
+    slots["w2"].zero_().index_add_(0, action, h)
+    slots["w1_time"].zero_().index_add_(0, time, d_h)
+    if nets.shape.n_cells:
+        slots["w1"].zero_().index_add_(0, x, d_h)
     else:
-        torch.bmm(x.T.expand(shape.n_policies, -1, -1), d_h, out=slots["w1"])
+        torch.mm(x.T, d_h, out=slots["w1"])
     return float(error.square().mean())
-
-
-def _held_out_error(average: ValueNets, data: Transitions, reward: Reward, weights: Weights, config: Config) -> float:
-    """Mean squared Bellman error of the averaged nets on some rows that are never trained on, the same every time."""
-    batch = next(iter(data.batches(4 * config.batch, np.random.default_rng(0), "held_out")))
-    target = _target(average, batch, reward, weights)
-    out = average.scaled(average.inputs(batch.state, batch.t.astype(np.int64)))
-    action = torch.from_numpy(batch.action.astype(np.int64))
-    taken = out.gather(-1, action.expand(len(out), -1)[..., None])[..., 0]
-    return float((taken - target).square().mean())
 
 
 def _refuse_divergence(check: Check, curves: list[Check]) -> None:
@@ -292,6 +357,15 @@ def _refuse_divergence(check: Check, curves: list[Check]) -> None:
         )
 
 
+def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors and metadata."""
+    try:
+        with safe_open(path, "pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+    except SafetensorError as error:
+        raise ValueError(f"{path}: not a whole safetensors file ({error}); was it cut off?") from None
+
+
 def _views(shape: Shape, flat: Tensor) -> dict[str, Tensor]:
     sizes = {name: int(np.prod(s)) for name, s in _shapes(shape).items()}
     parts = torch.split(flat, list(sizes.values()))
@@ -300,8 +374,8 @@ def _views(shape: Shape, flat: Tensor) -> dict[str, Tensor]:
 
 def _shapes(shape: Shape) -> dict[str, tuple[int, ...]]:
     k, h, a = shape.n_policies, shape.hidden, shape.n_actions
-    first: dict[str, tuple[int, ...]] = {"w1": (k, shape.n_cells or shape.width, h), "w1_time": (k, shape.horizon, h)}
-    return first | {"w2": (k, a, h), "b2": (k, 1, a)}
+    first: dict[str, tuple[int, ...]] = {"w1": (shape.n_cells or shape.width, k * h), "w1_time": (shape.horizon, k * h)}
+    return first | {"w2": (a, k * h), "b2": (k, 1, a)}
 
 
 def _size(shape: Shape) -> int:

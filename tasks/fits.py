@@ -56,7 +56,7 @@ def policy_weights(policies: NetworkPolicySet) -> Weights:
 
 
 def run(stage: str, needs: tuple[str, ...], make_reward: MakeReward, env: str, groups: list[int], data: Path) -> Path:
-    """Fits one shard's groups, one after the other; those that are there already are kept."""
+    """Fits one shard's groups, one after the other; those that are there already are kept, a begun one goes on."""
     torch.set_num_threads(1)
     config = read_config(stage)
     _, work = prepare(stage, needs, env, data)
@@ -73,11 +73,13 @@ def run(stage: str, needs: tuple[str, ...], make_reward: MakeReward, env: str, g
 
             reward, weights = make_reward(data / "q" / env / name, policies), policy_weights(policies)
             rng = stream("fit", stage, env, group)
-            found = fit(rows, reward, weights, rng, config, policies.spec.n_cells, progress)
+            state = work / f"{name}.state"
+            found = fit(rows, reward, weights, rng, config, policies.spec.n_cells, progress, state)
             with whole_folder(work / name) as folder:
                 found.nets.save(folder / f"{stage}.safetensors", found.curves)
                 last = found.curves[-1]._asdict()
                 (folder / f"{stage}.json").write_text(json.dumps({"env": env, "group": group, **last}, indent=1) + "\n")
+            state.unlink(missing_ok=True)
         report((i + 1) * updates, "")
     return work
 

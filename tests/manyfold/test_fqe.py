@@ -182,6 +182,40 @@ def test_the_same_seed_gives_the_same_fit(grid):
     assert torch.equal(first.nets.flat, again.nets.flat)
 
 
+class Stop(Exception):
+    pass
+
+
+def test_a_fit_that_was_cut_off_goes_on_to_the_same_numbers(grid, tmp_path):
+    """Cut off twice, once in the middle of a pass over the data and once after some checks of the second half."""
+    _, policies, data, _ = grid
+    config = dataclasses.replace(QUICK, updates_per_step=75, batch=100)
+    state = tmp_path / "state"
+
+    def run(stop, path=None):
+        def progress(check, updates):
+            if check.update >= stop:
+                raise Stop
+
+        rng = np.random.default_rng(5)
+        return fqe.fit(data, plain(3), by_cell(policies), rng, config, 16, progress, path, save_every=0)
+
+    whole = run(10_000)
+    for stop in (100, 250):
+        with pytest.raises(Stop):
+            run(stop, state)
+    seen = []
+    rng = np.random.default_rng(5)
+    found = fqe.fit(
+        data, plain(3), by_cell(policies), rng, config, 16, lambda check, _: seen.append(check.update), state, 0
+    )
+    assert seen[0] > 200  # it did go on, and not from the start
+    assert torch.equal(found.nets.flat, whole.nets.flat)
+    assert found.curves == whole.curves
+    with pytest.raises(ValueError, match="state: the state of another fit; remove it to begin anew"):
+        fqe.fit(data, plain(3), by_cell(policies), np.random.default_rng(6), config, 16, state=state)
+
+
 def test_the_written_out_gradient_equals_autograds(grid):
     _, _, data, q = grid
     nets = q.nets
@@ -192,8 +226,8 @@ def test_the_written_out_gradient_equals_autograds(grid):
     free = {name: x.clone().requires_grad_() for name, x in nets.parameters.items()}
     cells = torch.from_numpy(batch.state[:, 0].astype(np.int64))
     time = torch.from_numpy(batch.t.astype(np.int64))
-    h = torch.relu(free["w1"][:, cells] + free["w1_time"][:, time])
-    out = h @ free["w2"].mT + free["b2"]
+    rows = (free["w1"][cells] + free["w1_time"][time]).view(64, 3, -1).transpose(0, 1)  # [K, N, h]
+    out = torch.relu(rows) @ free["w2"].view(4, 3, -1).permute(1, 2, 0) + free["b2"]
     taken = out[:, torch.arange(64), torch.from_numpy(batch.action.astype(np.int64))]
     loss = ((taken - target) ** 2).mean(1).sum()
     loss.backward()

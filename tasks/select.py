@@ -1,0 +1,177 @@
+"""Chooses the fits' hyperparameters as the paper does: `python -m tasks.select`.
+
+Hidden units x learning rate, each fitted on the offline data's training rows and judged by the held-out ones; the same
+choice for every environment. The smallest network, then the smallest rate, within 1% of the best error is taken and
+written to params.yaml. On Gridworlds the error against the exact q is printed too, and takes no part in the choice.
+"""
+
+import argparse
+import dataclasses
+import itertools
+import json
+import os
+import re
+import sys
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from manyfold import environments, exact
+from manyfold.fqe import Config, fit
+from manyfold.gridworld import Gridworld
+from manyfold.networks import NetworkPolicySet
+from manyfold.streams import stream
+from manyfold.transitions import Transitions
+from tasks import q
+from tasks.accuracy import relative_error, visits
+from tasks.files import whole
+from tasks.fits import policy_weights, read_config
+from tasks.params import ROOT
+from tasks.shards import group_name, work_folder
+
+HIDDEN = (64, 128, 256)
+RATES = (1e-5, 1e-4, 1e-3, 1e-2)
+CLOSE = 1.01  # times the best error counts as equally good
+
+Choice = tuple[int, float]
+Result = tuple[float, float]  # held-out error; against the exact q, NaN where that is unknown
+
+
+def measure(env: str, group: int, choice: Choice, config: Config, data: Path) -> Result:
+    """Fits q of one group with these hyperparameters."""
+    torch.set_num_threads(1)
+    name = group_name(group)
+    policies = NetworkPolicySet.load(data / "targets" / env / name / "targets")
+    rows = Transitions(data / "offline" / env / name)
+    config = dataclasses.replace(config, hidden=choice[0], learning_rate=choice[1])
+    reward, weights = q.reward(data, policies), policy_weights(policies)
+    found = fit(rows, reward, weights, stream("select", env, group), config, policies.spec.n_cells)
+    held_out = min(check.held_out for check in found.curves if check.update > found.curves[-1].update / 2)
+    if env not in environments.GRIDWORLDS:
+        return held_out, float("nan")
+    mdp, pi = Gridworld.draw(environments.GRIDWORLDS[env], group).to_mdp(), policies.table()
+    error = relative_error(found.nets.table(), exact.action_values(mdp, pi), visits(mdp, pi))
+    return held_out, float(error.mean())
+
+
+def choose(errors: dict[Choice, float]) -> Choice:
+    """The smallest network, then the smallest rate, of those that are about as good as the best."""
+    best = min(errors.values())
+    return min(choice for choice, error in errors.items() if error <= CLOSE * best)
+
+
+def scores(found: dict[tuple[str, int, Choice], Result]) -> dict[Choice, float]:
+    """Held-out errors as multiples of the best one of the same data, geometric mean over environments and groups."""
+    data = sorted({(env, group) for env, group, _ in found})
+    choices = sorted({choice for _, _, choice in found})
+    table = np.log([[found[(*key, choice)][0] for choice in choices] for key in data])
+    return dict(zip(choices, np.exp((table - table.min(1, keepdims=True)).mean(0)).tolist(), strict=True))
+
+
+def write(path: Path, choice: Choice) -> None:
+    """Puts the choice into params.yaml's section `q` (q_hat repeats it); comments stay."""
+    text = path.read_text()
+    head, section = re.split(r"(?m)^(?=q:)", text, maxsplit=1)
+    for name, value in (("hidden", str(choice[0])), ("learning_rate", f"{choice[1]:g}")):
+        section, count = re.subn(rf"(?m)^(  {name}: )[^\s#]+", rf"\g<1>{value}", section, count=1)
+        if not count:
+            raise ValueError(f"{path}: no {name} in section q, expected a line `  {name}: ...`")
+    with whole(path) as part:
+        part.write_text(head + section)
+
+
+def run(jobs: list[tuple[str, int, Choice]], config: Config, data: Path) -> dict[tuple[str, int, Choice], Result]:
+    """All fits, one process for each core; those that an earlier run finished are kept."""
+    found = {}
+    console = Console(stderr=True)
+    with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool, Progress(console=console) as progress:
+        bar = progress.add_task("fits", total=len(jobs))
+        waiting = {}
+        for job in jobs:
+            env, group, choice = job
+            key = [config.batch, config.updates_per_step, config.average, config.patience]
+            path = work_folder("select", env, key, data) / f"{group}-{choice[0]}-{choice[1]:g}.json"
+            if path.exists():
+                found[job] = tuple(json.loads(path.read_text()))
+                progress.advance(bar)
+            else:
+                waiting[pool.submit(measure, env, group, choice, config, data)] = job, path
+        try:
+            for future in as_completed(waiting):
+                job, path = waiting[future]
+                found[job] = future.result()
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with whole(path) as part:
+                    part.write_text(json.dumps(found[job]))
+                progress.advance(bar)
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+    return found
+
+
+def rows(found: dict[tuple[str, int, Choice], Result], envs: list[str]) -> list[tuple[str, ...]]:
+    """One for each choice: score, and for each environment the held-out error and that against the exact q."""
+    score = scores(found)
+    chosen = choose(score)
+    out = []
+    for choice in score:
+        cells = [str(choice[0]), f"{choice[1]:g}", f"{score[choice]:.3f}{'*' if choice == chosen else ''}"]
+        for env in envs:
+            results = [result for (e, _, c), result in found.items() if (e, c) == (env, choice)]
+            held_out, error = np.mean(results, axis=0)
+            cells += [f"{held_out:.4g}", f"{error:.4f}"]
+        out.append(tuple(cells))
+    return out
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m tasks.select",
+        description="Fits q for every hidden x learning rate of the paper's grid, prints the held-out errors, and "
+        "writes the choice to params.yaml. Goes on where it stopped.",
+    )
+    parser.add_argument("--envs", nargs="+", default=list(environments.GRIDWORLDS), help="environments to choose on")
+    parser.add_argument("--groups", type=int, default=2, help="groups of each environment (default 2)")
+    parser.add_argument("--data", type=Path, default=ROOT / "data", help="folder of all data (default data)")
+    parser.add_argument("--params", type=Path, default=ROOT / "params.yaml", help="file that the choice is written to")
+    args = parser.parse_args(arguments)
+    try:
+        for env in args.envs:
+            environments.check_env(env)
+            for group in range(args.groups):
+                folder = args.data / "offline" / env / group_name(group)
+                if not folder.exists():
+                    raise ValueError(f"{folder}: no such folder, expected the stage `offline` to have run")
+        choices = list(itertools.product(reversed(HIDDEN), RATES))  # the longest first, so that no core waits long
+        jobs = [(env, group, c) for env in reversed(args.envs) for c in choices for group in range(args.groups)]
+        found = run(jobs, read_config("q"), args.data)
+        header = ("hidden", "learning rate", "score")
+        header += tuple(f"{env}: {what}" for env in args.envs for what in ("held-out", "q's error"))
+        table = rows(found, args.envs)
+        chosen = choose(scores(found))
+        write(args.params, chosen)
+        lines = ["| " + " | ".join(row) + " |" for row in (header, ["---"] * len(header), *table)]
+        (args.data / "select").mkdir(exist_ok=True)
+        with whole(args.data / "select" / "grid.md") as part:
+            part.write_text("\n".join(lines) + "\n")
+    except (ValueError, OSError) as error:
+        print(f"select: {error}", file=sys.stderr)
+        return 2
+    printed = Table(title=f"q, {args.groups} groups each; score: held-out error as a multiple of the best")
+    for column in header:
+        printed.add_column(column, justify="right")
+    for row in table:
+        printed.add_row(*row)
+    Console().print(printed)
+    print(f"Chosen: hidden {chosen[0]}, learning rate {chosen[1]:g}, written to {args.params}.")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
