@@ -156,6 +156,19 @@ class Transitions:
         if left is not None and len(left.t):
             yield left
 
+    def initial_states(self, most: int) -> NDArray[np.float32]:
+        """States of rows with t = 0, up to `most` of them; `[N, width]`."""
+        found: list[NDArray[np.float32]] = []
+        for group in self._groups:
+            batch = self._read(group, "all")
+            found.append(batch.state[batch.t == 0])
+            if sum(map(len, found)) >= most:
+                break
+        states = np.concatenate(found)[:most]
+        if not len(states):
+            raise ValueError(f"{self._groups[0].file}: no row with t = 0, expected some: episodes start there")
+        return states
+
     def _pools(self, rng: np.random.Generator, part: Part) -> Iterator[Batch]:
         """Row groups in random order, joined until they fill a pool."""
         if self.rows <= self.pool_rows:

@@ -1,10 +1,12 @@
 """How good the fits of a Gridworld are, against exact values: `python -m tasks.accuracy --env gridworld-1000`.
 
-For each group: the error of q over the cells that its targets visit, relative to q's spread; and the exact relative
-variance of MPE with the fitted q_hat beside that with the exact one. A picture: learning curves, fitted against exact.
+For each group: the error of q where its targets go, relative to q's spread; the exact relative variance
+of MPE with the fitted q_hat beside that with the exact one; and the variance that was predicted for every policy beside
+the exact one of the same mu. A picture: learning curves, fitted against exact, predicted against exact.
 """
 
 import argparse
+import json
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -19,8 +21,9 @@ from manyfold import environments, exact
 from manyfold.fqe import Check, ValueNets
 from manyfold.gridworld import Gridworld
 from manyfold.mdp import Array, FiniteMDP
-from manyfold.networks import NetworkPolicySet
+from tasks.behavior import design
 from tasks.files import whole
+from tasks.fits import Inputs
 from tasks.params import ROOT
 
 matplotlib.use("Agg")
@@ -38,6 +41,7 @@ class Group(NamedTuple):
     fitted_baseline: float
     curves: tuple[list[Check], list[Check]]
     visited: tuple[Array, Array]  # exact and fitted q where the targets are, for the picture
+    plan: tuple[Array, Array]  # exact and predicted relative variance of the fitted mu, [K] each
 
 
 def visits(mdp: FiniteMDP, policies: Array) -> Array:
@@ -56,42 +60,39 @@ def relative_error(fitted: Array, true: Array, share: Array) -> Array:
     return np.asarray(np.sqrt((share * (fitted - true) ** 2).sum(axes) / spread))
 
 
-def floored(q_hat: Array, q: Array) -> Array:
-    """A fitted q_hat is at least q^2, and never 0: a thousandth of its mean keeps every target covered."""
-    at_least = np.maximum(q_hat, q**2)
-    return np.maximum(at_least, 1e-3 * at_least.mean((1, 2, 3), keepdims=True))
-
-
 def measure(env: str, group: int, data: Path) -> Group:
     """One group's fits against dynamic programming."""
-    name = f"group-{group:02d}"
-    policies = NetworkPolicySet.load(data / "targets" / env / name / "targets").table()
+    inputs = Inputs(env, group, data)
     mdp = Gridworld.draw(environments.GRIDWORLDS[env], group).to_mdp()
-    (q_nets, q_curves), (q_hat_nets, q_hat_curves) = (
-        ValueNets.load(data / stage / env / name / f"{stage}.safetensors") for stage in ("q", "q_hat")
-    )
-    q, q_hat = q_nets.table(), q_hat_nets.table()
+    behavior = design(inputs)
+    (policies, q, q_hat), mu, _ = behavior.tables()
     true_q, true_q_hat = exact.action_values(mdp, policies), exact.second_moments(mdp, policies)
     share = visits(mdp, policies)
-    ideal = exact.relative_variances(exact.estimator_variances(mdp, policies, true_q_hat, true_q))
-    found = exact.relative_variances(exact.estimator_variances(mdp, policies, floored(q_hat, q), q))
+    ideal, found = (
+        exact.estimator_variances(mdp, policies, moments, b) for moments, b in ((true_q_hat, true_q), (q_hat, q))
+    )
+    relative = exact.pdis_variance(mdp, policies, mu) / found["on_policy"]
+    predicted = json.loads((inputs.folder("behavior") / "behavior.json").read_text())["predicted_relative_variance"]
+    ideal_mean, found_mean = exact.relative_variances(ideal), exact.relative_variances(found)
     often = share > np.quantile(share[share > 0], 0.5)
     return Group(
         relative_error(q, true_q, share),
-        relative_error(q_hat, true_q_hat, share),
-        ideal["mpe"],
-        found["mpe"],
-        ideal["mpe_baseline"],
-        found["mpe_baseline"],
-        (q_curves, q_hat_curves),
+        relative_error(behavior.q_hat.table(), true_q_hat, share),
+        ideal_mean["mpe"],
+        found_mean["mpe"],
+        ideal_mean["mpe_baseline"],
+        found_mean["mpe_baseline"],
+        tuple(ValueNets.load(inputs.folder(stage) / f"{stage}.safetensors")[1] for stage in ("q", "q_hat")),
         (true_q[often], q[often]),
+        (relative, np.array(predicted)),
     )
 
 
 def draw(groups: list[Group], path: Path) -> None:
-    """Held-out errors of all groups, and the first group's q against the exact one."""
+    """Held-out errors of all groups, the first group's q against the exact one, predicted variances of all groups."""
     plt.rcParams.update({"font.size": 10, "svg.hashsalt": "manyfold"})
-    figure, panels = plt.subplots(1, 3, figsize=(13, 4), layout="constrained")
+    figure, panels = plt.subplots(2, 2, figsize=(11, 8), layout="constrained")
+    panels = panels.ravel()
     for axes, i, name in ((panels[0], 0, "q"), (panels[1], 1, "q_hat")):
         for group in groups:
             checks = group.curves[i]
@@ -107,6 +108,16 @@ def draw(groups: list[Group], path: Path) -> None:
     panels[2].set_ylabel("fitted q")
     panels[2].set_title("q of group 0, where its targets are")
     panels[2].grid(alpha=0.25)
+    true, predicted = (np.concatenate([group.plan[i] for group in groups]) for i in (0, 1))
+    panels[3].scatter(true, predicted, s=8, alpha=0.5, color="#009E73", linewidths=0)
+    ends = [min(true.min(), predicted.min()), max(true.max(), predicted.max())]
+    panels[3].plot(ends, ends, color="#000000", linewidth=0.8)
+    panels[3].set_xscale("log")
+    panels[3].set_yscale("log")
+    panels[3].set_xlabel("exact relative variance of the fitted mu")
+    panels[3].set_ylabel("predicted before any episode")
+    panels[3].set_title(f"MPE's relative variance, {len(true)} policies")
+    panels[3].grid(alpha=0.25)
     with whole(path) as part:
         figure.savefig(part, format="png", dpi=120)
     plt.close(figure)
@@ -123,9 +134,9 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         if args.env not in environments.GRIDWORLDS:
             raise ValueError(f"--env is {args.env!r}, expected {' or '.join(environments.GRIDWORLDS)}")
-        count = len(list((args.data / "q_hat" / args.env).glob("group-*")))
+        count = len(list((args.data / "behavior" / args.env).glob("group-*")))
         if not count:
-            raise ValueError(f"{args.data / 'q_hat' / args.env}: no fits, expected the stage `q_hat` to have run")
+            raise ValueError(f"{args.data / 'behavior' / args.env}: no fits, expected the stage `behavior` to have run")
         progress = track(range(count), description="groups", console=Console(stderr=True))
         groups = [measure(args.env, group, args.data) for group in progress]
         path = args.data / "accuracy" / f"{args.env}.png"
@@ -141,6 +152,7 @@ def main(arguments: list[str] | None = None) -> int:
         "MPE, fitted over exact": np.array([g.fitted_mpe / g.exact_mpe for g in groups]),
         "MPE + q baseline, exact": np.array([g.exact_baseline for g in groups]),
         "MPE + q baseline, fitted": np.array([g.fitted_baseline for g in groups]),
+        "predicted over exact, off by": np.concatenate([np.abs(g.plan[1] / g.plan[0] - 1) for g in groups]),
     }
     table = Table(title=f"{args.env}: {count} groups, fits against exact values")
     for column in ("", "mean", "median", "worst"):
@@ -148,6 +160,11 @@ def main(arguments: list[str] | None = None) -> int:
     for label, x in rows.items():
         table.add_row(label, f"{x.mean():.4f}", f"{np.median(x):.4f}", f"{x.max():.4f}")
     Console().print(table)
+    off = rows["predicted over exact, off by"]
+    for most in (0.2, 0.3):
+        print(
+            f"Predicted relative variance within {most:.0%} of the exact one: {np.mean(off <= most):.1%} of {len(off)}."
+        )
     print(f"Figure: {path}")
     return 0
 

@@ -1,8 +1,8 @@
-"""What the stages `q` and `q_hat` share: fit K functions for each group of a shard and save them with their curves."""
+"""What the stages `q`, `q_hat` and `behavior` share: fit K functions for each group and save them with their curves."""
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,122 @@ from tasks import shards
 from tasks.params import check_names, section
 from tasks.shards import group_name, reporter, whole_folder
 
-MakeReward = Callable[[Path, NetworkPolicySet], Reward]
+HEADER = ("group", "updates", "held-out error")
 
 
-def read_config(stage: str) -> Config:
-    """The hyperparameters, from the stage's section of params.yaml."""
-    params = section(stage)
+@dataclass(frozen=True)
+class Inputs:
+    """One group, and what earlier stages have made for it."""
+
+    env: str
+    group: int
+    data: Path
+
+    def folder(self, stage: str) -> Path:
+        return self.data / stage / self.env / group_name(self.group)
+
+    def policies(self) -> NetworkPolicySet:
+        return NetworkPolicySet.load(self.folder("targets") / "targets")
+
+    def transitions(self) -> Transitions:
+        return Transitions(self.folder("offline"))
+
+    def values(self, stage: str) -> ValueNets:
+        """The fit of an earlier stage."""
+        return ValueNets.load(self.folder(stage) / f"{stage}.safetensors")[0]
+
+
+def no_more(inputs: Inputs, nets: ValueNets, folder: Path) -> None:
+    """Nothing beside the fit itself."""
+
+
+@dataclass(frozen=True)
+class FitStage:
+    """A stage whose work is one fit for each group.
+
+    Args:
+        name: of the stage.
+        needs: stages that must have run.
+        problem: the reward and the next weights of a group's fit.
+        fitted: what is fitted: the file's name.
+        params: the hyperparameters of the fit, and whatever else the result depends on.
+        finish: writes what else belongs to the group's folder.
+    """
+
+    name: str
+    needs: tuple[str, ...]
+    problem: Callable[[Inputs], tuple[Reward, Weights]]
+    fitted: str
+    params: Callable[[], tuple[Config, object]]
+    finish: Callable[[Inputs, ValueNets, Path], None] = no_more
+
+    def prepare(self, env: str, data: Path) -> tuple[int, Path]:
+        """The number of groups and the work folder; every earlier stage must have the same groups."""
+        config, more = self.params()
+        groups = [sorted(folder.name for folder in (data / need / env).glob("group-*")) for need in self.needs]
+        for need, names in zip(self.needs, groups, strict=True):
+            if not names or names != groups[0]:
+                raise ValueError(f"{data / need / env}: {len(names)} groups, expected the stage `{need}` to have run")
+        seen = [fingerprint(data / need / env / name) for need in self.needs for name in groups[0]]
+        key = [asdict(config), more, seen]
+        return len(groups[0]), shards.work_folder(self.name, env, key, data)
+
+    def run(self, env: str, groups: list[int], data: Path) -> Path:
+        """Fits one shard's groups, one after the other; those that are there already are kept, a begun one goes on."""
+        torch.set_num_threads(1)
+        config, _ = self.params()
+        _, work = self.prepare(env, data)
+        updates = config.updates_per_step * environments.horizon(env)
+        report = reporter(work, groups, updates * len(groups))
+        for i, group in enumerate(groups):
+            out = work / group_name(group)
+            if not self.is_whole(out):
+                inputs = Inputs(env, group, data)
+
+                def progress(check: Any, of: int, before: int = i * updates) -> None:
+                    report(before + check.update, f"held-out error {check.held_out:.4g}")
+
+                rng, state = stream("fit", self.fitted, env, group), work / f"{out.name}.state"
+                cells = inputs.policies().spec.n_cells
+                found = fit(inputs.transitions(), *self.problem(inputs), rng, config, cells, progress, state)
+                with whole_folder(out) as folder:
+                    found.nets.save(folder / f"{self.fitted}.safetensors", found.curves)
+                    about = {"env": env, "group": group, **found.curves[-1]._asdict()}
+                    (folder / f"{self.fitted}.json").write_text(json.dumps(about, indent=1) + "\n")
+                    self.finish(inputs, found.nets, folder)
+                state.unlink(missing_ok=True)
+            report((i + 1) * updates, "")
+        return work
+
+    def is_whole(self, folder: Path) -> bool:
+        """Whether a group's folder holds its nets, and they load."""
+        try:
+            ValueNets.load(folder / f"{self.fitted}.safetensors")
+            json.loads((folder / f"{self.fitted}.json").read_text())
+        except (ValueError, OSError):
+            return False
+        return True
+
+    def collect(self, env: str, groups: int, work: Path, data: Path) -> Path:
+        """Puts the finished groups in place: data/<stage>/<env>."""
+        return shards.collect(self.name, env, groups, work, data, self.is_whole)
+
+    def describe(self, out: Path) -> list[tuple[str, ...]]:
+        """How each group's fit ended, as text."""
+        rows = []
+        for folder in sorted(out.glob("group-*")):
+            about = json.loads((folder / f"{self.fitted}.json").read_text())
+            rows.append((folder.name, f"{about['update']:,}", f"{about['held_out']:.4g}"))
+        return rows
+
+
+def own_section(stage: str) -> Callable[[], tuple[Config, object]]:
+    """`FitStage.params` of a stage whose section of params.yaml holds hyperparameters only."""
+    return lambda: (read_config(stage, section(stage)), None)
+
+
+def read_config(stage: str, params: dict[str, Any]) -> Config:
+    """Checked hyperparameters of a fit."""
     check_names(stage, params, {field.name for field in fields(Config)})
     try:
         return Config(**params)
@@ -31,19 +141,8 @@ def read_config(stage: str) -> Config:
         raise ValueError(f"{stage}.{error}") from None
 
 
-def prepare(stage: str, needs: tuple[str, ...], env: str, data: Path) -> tuple[int, Path]:
-    """The number of groups and the work folder; every earlier stage must have the same groups."""
-    config = read_config(stage)
-    groups = [sorted(folder.name for folder in (data / need / env).glob("group-*")) for need in needs]
-    for need, names in zip(needs, groups, strict=True):
-        if not names or names != groups[0]:
-            raise ValueError(f"{data / need / env}: {len(names)} groups, expected the stage `{need}` to have run")
-    seen = [_fingerprint(data / need / env / name) for need in needs for name in groups[0]]
-    return len(groups[0]), shards.work_folder(stage, env, [asdict(config), seen], data)
-
-
-def _fingerprint(folder: Path) -> list[str]:
-    """What a group's fit depends on: the descriptions hold their tensors' hashes; of large files the size is enough."""
+def fingerprint(folder: Path) -> list[str]:
+    """What a group's work depends on: descriptions hold their tensors' hashes; of large files the size is enough."""
     return [f.read_text() if f.suffix == ".json" else f"{f.name} {f.stat().st_size}" for f in sorted(folder.iterdir())]
 
 
@@ -53,59 +152,3 @@ def policy_weights(policies: NetworkPolicySet) -> Weights:
         table = policies.table().astype(np.float32)
         return lambda states, t: table[:, t, states[:, 0].astype(np.int64)]
     return lambda states, t: policies.probs(states, t)
-
-
-def run(stage: str, needs: tuple[str, ...], make_reward: MakeReward, env: str, groups: list[int], data: Path) -> Path:
-    """Fits one shard's groups, one after the other; those that are there already are kept, a begun one goes on."""
-    torch.set_num_threads(1)
-    config = read_config(stage)
-    _, work = prepare(stage, needs, env, data)
-    updates = config.updates_per_step * environments.horizon(env)
-    report = reporter(work, groups, updates * len(groups))
-    for i, group in enumerate(groups):
-        name = group_name(group)
-        if not is_whole(stage, work / name):
-            policies = NetworkPolicySet.load(data / "targets" / env / name / "targets")
-            rows = Transitions(data / "offline" / env / name)
-
-            def progress(check: Any, of: int, before: int = i * updates) -> None:
-                report(before + check.update, f"held-out error {check.held_out:.4g}")
-
-            reward, weights = make_reward(data / "q" / env / name, policies), policy_weights(policies)
-            rng = stream("fit", stage, env, group)
-            state = work / f"{name}.state"
-            found = fit(rows, reward, weights, rng, config, policies.spec.n_cells, progress, state)
-            with whole_folder(work / name) as folder:
-                found.nets.save(folder / f"{stage}.safetensors", found.curves)
-                last = found.curves[-1]._asdict()
-                (folder / f"{stage}.json").write_text(json.dumps({"env": env, "group": group, **last}, indent=1) + "\n")
-            state.unlink(missing_ok=True)
-        report((i + 1) * updates, "")
-    return work
-
-
-def is_whole(stage: str, folder: Path) -> bool:
-    """Whether a group's folder holds its nets, and they load."""
-    try:
-        ValueNets.load(folder / f"{stage}.safetensors")
-        json.loads((folder / f"{stage}.json").read_text())
-    except (ValueError, OSError):
-        return False
-    return True
-
-
-def collect(stage: str, env: str, groups: int, work: Path, data: Path) -> Path:
-    """Puts the finished groups in place: data/<stage>/<env>."""
-    return shards.collect(stage, env, groups, work, data, lambda folder: is_whole(stage, folder))
-
-
-HEADER = ("group", "updates", "held-out error")
-
-
-def describe(stage: str, out: Path) -> list[tuple[str, ...]]:
-    """How each group's fit ended, as text."""
-    rows = []
-    for folder in sorted(out.glob("group-*")):
-        about = json.loads((folder / f"{stage}.json").read_text())
-        rows.append((folder.name, f"{about['update']:,}", f"{about['held_out']:.4g}"))
-    return rows

@@ -4,40 +4,24 @@
 """
 
 import sys
-from pathlib import Path
 
 import numpy as np
 
-from manyfold.fqe import Reward
-from manyfold.networks import NetworkPolicySet
-from tasks import fits
-from tasks.fits import HEADER
+from manyfold.fqe import Reward, Weights
+from tasks.fits import HEADER, FitStage, Inputs, own_section, policy_weights
 from tasks.shards import shard_main
 
 __all__ = ["HEADER", "collect", "describe", "prepare", "run"]
-NEEDS = ("targets", "offline")
 
 
-def reward(_: Path, policies: NetworkPolicySet) -> Reward:
-    """The logged reward, for every policy."""
-    return lambda batch: np.repeat(batch.reward[None], policies.n_policies, axis=0)
+def problem(inputs: Inputs) -> tuple[Reward, Weights]:
+    """The logged reward, for every policy; weights pi."""
+    policies = inputs.policies()
+    return lambda batch: np.repeat(batch.reward[None], policies.n_policies, axis=0), policy_weights(policies)
 
 
-def prepare(env: str, data: Path) -> tuple[int, Path]:
-    return fits.prepare("q", NEEDS, env, data)
-
-
-def run(env: str, groups: list[int], data: Path) -> Path:
-    return fits.run("q", NEEDS, reward, env, groups, data)
-
-
-def collect(env: str, groups: int, work: Path, data: Path) -> Path:
-    return fits.collect("q", env, groups, work, data)
-
-
-def describe(out: Path) -> list[tuple[str, ...]]:
-    return fits.describe("q", out)
-
+STAGE = FitStage("q", ("targets", "offline"), problem, "q", own_section("q"))
+prepare, run, collect, describe = STAGE.prepare, STAGE.run, STAGE.collect, STAGE.describe
 
 if __name__ == "__main__":
     sys.exit(shard_main("q", "Fits the action values of some groups of one environment under data/.work.", run))

@@ -5,25 +5,21 @@ at least q^2, and whoever uses the fit floors it there.
 """
 
 import sys
-from pathlib import Path
 
 import numpy as np
 
-from manyfold.fqe import Reward, ValueNets
-from manyfold.networks import NetworkPolicySet
+from manyfold.fqe import Reward, Weights
 from manyfold.transitions import Batch
-from tasks import fits
-from tasks.fits import HEADER
+from tasks.fits import HEADER, FitStage, Inputs, own_section, policy_weights
 from tasks.shards import shard_main
 
 __all__ = ["HEADER", "collect", "describe", "prepare", "run"]
-NEEDS = ("targets", "offline", "q")
 
 
-def reward(folder: Path, policies: NetworkPolicySet) -> Reward:
+def moment_reward(inputs: Inputs) -> Reward:
     """r_hat = 2 r q(s, a) - r^2 with the fitted q of the group."""
-    nets, _ = ValueNets.load(folder / "q.safetensors")
-    table = nets.table().astype(np.float32) if policies.spec.n_cells else None
+    nets = inputs.values("q")
+    table = nets.table().astype(np.float32) if nets.shape.n_cells else None
 
     def r_hat(batch: Batch) -> np.ndarray:
         if table is not None:
@@ -35,21 +31,13 @@ def reward(folder: Path, policies: NetworkPolicySet) -> Reward:
     return r_hat
 
 
-def prepare(env: str, data: Path) -> tuple[int, Path]:
-    return fits.prepare("q_hat", NEEDS, env, data)
+def problem(inputs: Inputs) -> tuple[Reward, Weights]:
+    """r_hat; weights pi."""
+    return moment_reward(inputs), policy_weights(inputs.policies())
 
 
-def run(env: str, groups: list[int], data: Path) -> Path:
-    return fits.run("q_hat", NEEDS, reward, env, groups, data)
-
-
-def collect(env: str, groups: int, work: Path, data: Path) -> Path:
-    return fits.collect("q_hat", env, groups, work, data)
-
-
-def describe(out: Path) -> list[tuple[str, ...]]:
-    return fits.describe("q_hat", out)
-
+STAGE = FitStage("q_hat", ("targets", "offline", "q"), problem, "q_hat", own_section("q_hat"))
+prepare, run, collect, describe = STAGE.prepare, STAGE.run, STAGE.collect, STAGE.describe
 
 if __name__ == "__main__":
     sys.exit(shard_main("q_hat", "Fits the second moments of some groups of one environment under data/.work.", run))

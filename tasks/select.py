@@ -24,13 +24,11 @@ from rich.table import Table
 from manyfold import environments, exact
 from manyfold.fqe import Config, fit
 from manyfold.gridworld import Gridworld
-from manyfold.networks import NetworkPolicySet
 from manyfold.streams import stream
-from manyfold.transitions import Transitions
 from tasks import q
 from tasks.accuracy import relative_error, visits
 from tasks.files import whole
-from tasks.fits import policy_weights, read_config
+from tasks.fits import Inputs
 from tasks.params import ROOT
 from tasks.shards import group_name, work_folder
 
@@ -45,12 +43,11 @@ Result = tuple[float, float]  # held-out error; against the exact q, NaN where t
 def measure(env: str, group: int, choice: Choice, config: Config, data: Path) -> Result:
     """Fits q of one group with these hyperparameters."""
     torch.set_num_threads(1)
-    name = group_name(group)
-    policies = NetworkPolicySet.load(data / "targets" / env / name / "targets")
-    rows = Transitions(data / "offline" / env / name)
+    inputs = Inputs(env, group, data)
+    policies = inputs.policies()
     config = dataclasses.replace(config, hidden=choice[0], learning_rate=choice[1])
-    reward, weights = q.reward(data, policies), policy_weights(policies)
-    found = fit(rows, reward, weights, stream("select", env, group), config, policies.spec.n_cells)
+    rng = stream("select", env, group)
+    found = fit(inputs.transitions(), *q.problem(inputs), rng, config, policies.spec.n_cells)
     held_out = min(check.held_out for check in found.curves if check.update > found.curves[-1].update / 2)
     if env not in environments.GRIDWORLDS:
         return held_out, float("nan")
@@ -77,7 +74,7 @@ def write(path: Path, choice: Choice) -> None:
     """Puts the choice into params.yaml's section `q` (q_hat repeats it); comments stay."""
     text = path.read_text()
     head, section = re.split(r"(?m)^(?=q:)", text, maxsplit=1)
-    for name, value in (("hidden", str(choice[0])), ("learning_rate", f"{choice[1]:g}")):
+    for name, value in (("hidden", str(choice[0])), ("learning_rate", np.format_float_positional(choice[1]))):
         section, count = re.subn(rf"(?m)^(  {name}: )[^\s#]+", rf"\g<1>{value}", section, count=1)
         if not count:
             raise ValueError(f"{path}: no {name} in section q, expected a line `  {name}: ...`")
@@ -150,7 +147,8 @@ def main(arguments: list[str] | None = None) -> int:
                     raise ValueError(f"{folder}: no such folder, expected the stage `offline` to have run")
         choices = list(itertools.product(reversed(HIDDEN), RATES))  # the longest first, so that no core waits long
         jobs = [(env, group, c) for env in reversed(args.envs) for c in choices for group in range(args.groups)]
-        found = run(jobs, read_config("q"), args.data)
+        config, _ = q.STAGE.params()
+        found = run(jobs, config, args.data)
         header = ("hidden", "learning rate", "score")
         header += tuple(f"{env}: {what}" for env in args.envs for what in ("held-out", "q's error"))
         table = rows(found, args.envs)

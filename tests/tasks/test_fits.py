@@ -1,4 +1,4 @@
-"""The stages q and q_hat on a small data folder, against exact values."""
+"""The stages q, q_hat and behavior on a small data folder, against exact values."""
 
 import json
 
@@ -11,7 +11,7 @@ from manyfold.gridworld import Gridworld
 from manyfold.networks import NetworkPolicySet
 from manyfold.offline import Rule
 from manyfold.targets import Rule as TargetRule
-from tasks import accuracy, fits, offline, params, q, q_hat, shards, targets
+from tasks import accuracy, behavior, fits, offline, params, q, q_hat, shards, targets
 
 ENV = "gridworld-1000"
 FIT = {
@@ -34,14 +34,17 @@ def data(tmp_path_factory):
     targets.collect(ENV, 1, work, folder)
     with shards.whole_folder(folder / "offline" / ENV / "group-00") as part:
         offline.log_group(ENV, 0, Rule(6000, (0.1, 0.5)), folder / "targets" / ENV / "group-00", part)
-    (folder / "params.yaml").write_text(yaml.safe_dump({"q": FIT, "q_hat": FIT}))
-    original, fits.section = fits.section, lambda stage: params.section(stage, folder / "params.yaml")
+    (folder / "params.yaml").write_text(
+        yaml.safe_dump({"q": FIT, "q_hat": FIT, "behavior": {"alpha": 0.0, "fit": FIT}})
+    )
+    original = params.section
+    fits.section = behavior.section = lambda stage: original(stage, folder / "params.yaml")
     try:
-        for stage in (q, q_hat):
+        for stage in (q, q_hat, behavior):
             work = stage.run(ENV, [0], folder)
             stage.collect(ENV, 1, work, folder)
     finally:
-        fits.section = original
+        fits.section = behavior.section = original
     return folder
 
 
@@ -55,6 +58,13 @@ def test_the_fits_are_near_the_exact_values_and_design_a_good_mu(data):
     assert found.fitted_mpe < 1.1 * found.exact_mpe
     for curves in found.curves:
         assert curves[-1].held_out < curves[0].held_out
+    true, predicted = found.plan
+    np.testing.assert_allclose(predicted, true, rtol=0.15)
+    on = np.array([exact.pdis_variance(mdp, policies[[k]], policies[k])[0] for k in range(3)])
+    about = json.loads((data / "behavior" / ENV / "group-00" / "behavior.json").read_text())
+    np.testing.assert_allclose(about["predicted_on_policy"], on, rtol=0.1)
+    np.testing.assert_allclose(about["predicted_values"], exact.values(mdp, policies), atol=0.1)
+    assert about["verdict"].startswith(f"Expect {about['relative_variance']:.0%} of on-policy's variance")
 
 
 def test_the_accuracy_command_prints_and_draws(data, capsys):
@@ -64,7 +74,7 @@ def test_the_accuracy_command_prints_and_draws(data, capsys):
     assert accuracy.main(["--env", "ant"]) == 2
     assert capsys.readouterr().err == "accuracy: --env is 'ant', expected gridworld-1000 or gridworld-27000\n"
     assert accuracy.main(["--env", "gridworld-27000", "--data", str(data)]) == 2
-    assert capsys.readouterr().err.endswith("no fits, expected the stage `q_hat` to have run\n")
+    assert capsys.readouterr().err.endswith("no fits, expected the stage `behavior` to have run\n")
 
 
 def test_errors_are_weighted_by_visits_and_relative_to_the_spread():
@@ -78,8 +88,8 @@ def test_the_stage_says_how_its_fits_ended(data):
     ((name, updates, held_out),) = q.describe(data / "q" / ENV)
     about = json.loads((data / "q" / ENV / "group-00" / "q.json").read_text())
     assert (name, updates, held_out) == ("group-00", f"{about['update']:,}", f"{about['held_out']:.4g}")
-    assert fits.is_whole("q", data / "q" / ENV / "group-00")
-    assert not fits.is_whole("q_hat", data / "q" / ENV / "group-00")
+    assert q.STAGE.is_whole(data / "q" / ENV / "group-00")
+    assert not q_hat.STAGE.is_whole(data / "q" / ENV / "group-00")
 
 
 def test_without_the_earlier_stages_it_says_what_to_run_first(tmp_path, capsys):
@@ -92,4 +102,4 @@ def test_bad_hyperparameters_are_refused_by_name(tmp_path, monkeypatch):
     (tmp_path / "params.yaml").write_text(yaml.safe_dump({"q": {**FIT, "hidden": 0}}))
     monkeypatch.setattr(fits, "section", lambda stage: params.section(stage, tmp_path / "params.yaml"))
     with pytest.raises(ValueError, match=r"q.hidden is 0, expected a whole number of at least 1"):
-        fits.read_config("q")
+        q.STAGE.params()
