@@ -116,7 +116,7 @@ class FitStage:
 
     def collect(self, env: str, groups: int, work: Path, data: Path) -> Path:
         """Puts the finished groups in place: data/<stage>/<env>."""
-        return shards.collect(self.name, env, groups, work, data, self.is_whole)
+        return shards.collect(data / self.name / env, groups, work, self.is_whole)
 
     def describe(self, out: Path) -> list[tuple[str, ...]]:
         """How each group's fit ended, as text."""

@@ -120,7 +120,7 @@ def is_whole(folder: Path) -> bool:
 
 def collect(env: str, groups: int, work: Path, data: Path) -> Path:
     """Puts the finished groups in place: data/offline/<env>."""
-    return shards.collect("offline", env, groups, work, data, is_whole)
+    return shards.collect(data / "offline" / env, groups, work, is_whole)
 
 
 HEADER = ("group", "episodes", "transitions", "(t, s, a) seen", "mean return, worst to best logger")

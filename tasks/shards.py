@@ -74,13 +74,12 @@ def forget_progress(work: Path) -> None:
         report.unlink()
 
 
-def collect(stage: str, env: str, groups: int, work: Path, data: Path, is_whole: Callable[[Path], bool]) -> Path:
-    """Moves the finished groups to data/<stage>/<env>, all of them or none, and drops the work folder."""
+def collect(out: Path, groups: int, work: Path, is_whole: Callable[[Path], bool]) -> Path:
+    """Moves the finished groups to `out`, all of them or none, and drops the work folder."""
     expected = [group_name(group) for group in range(groups)]
     if missing := [name for name in expected if not is_whole(work / name)]:
         raise ValueError(f"{work}: {', '.join(missing)} missing, expected {groups} groups; run the stage again")
-    out = data / stage / env
-    part = out.with_name(f".{env}")
+    part = out.with_name(f".{out.name}")
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
     for name in expected:

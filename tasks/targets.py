@@ -124,7 +124,7 @@ def is_whole(folder: Path) -> bool:
 
 def collect(env: str, groups: int, work: Path, data: Path) -> Path:
     """Puts the finished groups in place: data/targets/<env>."""
-    return shards.collect("targets", env, groups, work, data, is_whole)
+    return shards.collect(data / "targets" / env, groups, work, is_whole)
 
 
 HEADER = ("group", "interval (training steps)", "checkpoints")
