@@ -335,12 +335,12 @@ def _gradient(nets: ValueNets, slots: dict[str, Tensor], batch: Batch, target: T
     action = torch.from_numpy(batch.action.astype(np.int64))
     w = p["w2"].index_select(0, action)  # [N, K * h]
     error = nets.apart(h * w).sum(-1).add_(p["b2"][:, 0].index_select(1, action)).sub_(target)  # [K, N]
-    d = error.T.mul(2 / n)  # [N, K]
-    slots["b2"].zero_()[:, 0].index_add_(1, action, d.T)
-    d_h = w.mul_(h > 0)  # the ReLUs' slope: 1 where h > 0
-    for wide in (d_h, h):
-        wide.view(n, nets.shape.n_policies, -1).mul_(d[..., None])
-    slots["w2"].zero_().index_add_(0, action, h)
+    d = error * (2 / n)
+    taken = torch.nn.functional.one_hot(action, nets.shape.n_actions).float()  # [N, A]
+    nets.apart(slots["w2"]).copy_(torch.bmm(d[:, None] * taken.T, nets.apart(h)))  # [K, A, h]
+    torch.mm(d, taken, out=slots["b2"][:, 0])
+    w.view(n, nets.shape.n_policies, -1).mul_(d.T[..., None])
+    d_h = torch.ops.aten.threshold_backward(w, h, 0.0)  # through the ReLUs
     slots["w1_time"].zero_().index_add_(0, time, d_h)
     if nets.shape.n_cells:
         slots["w1"].zero_().index_add_(0, x, d_h)
