@@ -1,12 +1,13 @@
 # `make` sets up .venv and runs the main job; `make test` sets it up and runs all checks. Nothing else is needed.
 PYTHON ?= python3
 BIN := .venv/bin
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 export PYTHONPATH := $(CURDIR)
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 export MLFLOW_DISABLE_TELEMETRY := true
 export DO_NOT_TRACK := 1
 
-.PHONY: main test test-slow lint format select calibrate bench bench-learning clean
+.PHONY: main test test-slow lint format select calibrate bench bench-memory bench-learning clean
 .DEFAULT_GOAL := main
 
 main: .venv/ready
@@ -28,11 +29,15 @@ format: .venv/ready
 	$(BIN)/ruff check --fix .
 
 bench: .venv/ready
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[bench]'
+	$(PIP) --editable '.[bench]'
+	$(PIP) --no-deps d3rlpy
 	$(BIN)/python -m benchmarks
 
+bench-memory: .venv/ready
+	$(BIN)/python -m benchmarks.fqe_memory
+
 bench-learning: .venv/ready
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[bench]'
+	$(PIP) --editable '.[bench]'
 	$(BIN)/python -m benchmarks.ppo_learning
 
 select: .venv/ready
@@ -47,5 +52,5 @@ clean:
 .venv/ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; v == (3, 11) or sys.exit(f"make: expected Python 3.11, found {v[0]}.{v[1]}; run make PYTHON=python3.11")'
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(PIP) --editable '.[dev]'
 	touch $@

@@ -299,7 +299,11 @@ def _with_initial_state(mdp: FiniteMDP, pi: Array, q: Array, v_0: Array) -> Arra
 
 
 def estimator_variances(
-    mdp: FiniteMDP, policies: ArrayLike, q_hat: ArrayLike | None = None, b: ArrayLike | None = None
+    mdp: FiniteMDP,
+    policies: ArrayLike,
+    q_hat: ArrayLike | None = None,
+    b: ArrayLike | None = None,
+    behaviors: tuple[Array, Array] | None = None,
 ) -> dict[str, Array]:
     """n times the variance of every estimator of J(pi_k) from n episodes in total; name -> `[K]`.
 
@@ -313,6 +317,7 @@ def estimator_variances(
     Args:
         q_hat: what the behavior policies are designed from; exact if left out, or a fitted one (floored at q^2).
         b: the baseline of mpe_baseline; the exact q if left out.
+        behaviors: mu `[T, S, A]` and ODI's `[K, T, S, A]` to take instead of designing them from q_hat.
 
     A shared estimator is infinite for the policies that some logger does not cover: its estimate would be biased.
     """
@@ -330,7 +335,8 @@ def estimator_variances(
 
     var_on = _with_initial_state(mdp, pi, q, v_on[:, 0])
     rounding = (pi[:, 0] * _rounding(mdp, pi)[:, 0]).sum(-1).max(-1)  # [K]
-    mu, mu_odi = shared_behavior(pi, moments)[None], odi_behaviors(pi, moments)
+    mu, mu_odi = behaviors or (shared_behavior(pi, moments), odi_behaviors(pi, moments))
+    mu = mdp.check_behavior(mu)[None]
     return {
         "on_policy": len(pi) * np.where(var_on > rounding**2, var_on, 0.0),
         "mpe": variance(mu),

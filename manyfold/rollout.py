@@ -34,16 +34,19 @@ class Episodes(NamedTuple):
 
 
 def rollout(world: World, mu: ArrayLike, episodes: int, rng: np.random.Generator) -> Episodes:
-    """Runs N whole episodes of mu `[T, S, A]`."""
+    """Runs N whole episodes of mu `[T, S, A]`, or of J loggers `[J, T, S, A]` in turns: episode i is i mod J's."""
     table = np.asarray(mu, dtype=np.float64)
-    check_shape("mu", table, (world.horizon, world.n_states, world.n_actions), "[T, S, A]")
-    check_distributions("mu", table, ("t", "s", "a"))
-    thresholds = cumulative_probs(table)  # [T, A - 1, S]
+    loggers = table if table.ndim == 4 else table[None]
+    check_shape("mu", table, (*table.shape[:-3], world.horizon, world.n_states, world.n_actions), "[T, S, A]")
+    check_distributions("mu", loggers, ("j", "t", "s", "a"))
+    stacked = np.moveaxis(loggers, 0, 1).reshape(world.horizon, -1, world.n_actions)  # [T, J * S, A]
+    thresholds = cumulative_probs(stacked)  # [T, A - 1, J * S]
+    first = np.arange(episodes) % len(loggers) * world.n_states  # row of state 0 of each episode's logger
     states, actions = (np.empty((world.horizon, episodes), dtype=np.int64) for _ in range(2))
     rewards = np.empty((world.horizon, episodes))
     s_t = world.start(episodes, rng)
     for t in range(world.horizon):
         states[t] = s_t
-        actions[t] = sample_actions(thresholds[t], s_t, rng)
+        actions[t] = sample_actions(thresholds[t], first + s_t, rng)
         s_t, rewards[t] = world.step(s_t, actions[t], rng)
     return Episodes(states.T, actions.T, rewards.T)

@@ -11,7 +11,6 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-import matplotlib
 import numpy as np
 from rich.console import Console
 from rich.progress import track
@@ -22,12 +21,10 @@ from manyfold.fqe import Check, ValueNets
 from manyfold.gridworld import Gridworld
 from manyfold.mdp import Array, FiniteMDP
 from tasks.behavior import design
+from tasks.figures import plt, style
 from tasks.files import whole
 from tasks.fits import Inputs
 from tasks.params import ROOT
-
-matplotlib.use("Agg")
-from matplotlib import pyplot as plt
 
 
 class Group(NamedTuple):
@@ -90,7 +87,7 @@ def measure(env: str, group: int, data: Path) -> Group:
 
 def draw(groups: list[Group], path: Path) -> None:
     """Held-out errors of all groups, the first group's q against the exact one, predicted variances of all groups."""
-    plt.rcParams.update({"font.size": 10, "svg.hashsalt": "manyfold"})
+    style()
     figure, panels = plt.subplots(2, 2, figsize=(11, 8), layout="constrained")
     panels = panels.ravel()
     for axes, i, name in ((panels[0], 0, "q"), (panels[1], 1, "q_hat")):
@@ -100,14 +97,12 @@ def draw(groups: list[Group], path: Path) -> None:
         axes.set_yscale("log")
         axes.set_xlabel("updates")
         axes.set_title(f"{name}: held-out Bellman error, {len(groups)} groups")
-        axes.grid(alpha=0.25)
-    true, fitted = groups[0].visited
+        true, fitted = groups[0].visited
     panels[2].scatter(true, fitted, s=4, alpha=0.3, color="#D55E00", linewidths=0)
     panels[2].plot([true.min(), true.max()], [true.min(), true.max()], color="#000000", linewidth=0.8)
     panels[2].set_xlabel("exact q")
     panels[2].set_ylabel("fitted q")
     panels[2].set_title("q of group 0, where its targets are")
-    panels[2].grid(alpha=0.25)
     true, predicted = (np.concatenate([group.plan[i] for group in groups]) for i in (0, 1))
     panels[3].scatter(true, predicted, s=8, alpha=0.5, color="#009E73", linewidths=0)
     ends = [min(true.min(), predicted.min()), max(true.max(), predicted.max())]
@@ -117,7 +112,6 @@ def draw(groups: list[Group], path: Path) -> None:
     panels[3].set_xlabel("exact relative variance of the fitted mu")
     panels[3].set_ylabel("predicted before any episode")
     panels[3].set_title(f"MPE's relative variance, {len(true)} policies")
-    panels[3].grid(alpha=0.25)
     with whole(path) as part:
         figure.savefig(part, format="png", dpi=120)
     plt.close(figure)

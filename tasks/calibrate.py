@@ -9,7 +9,6 @@ import argparse
 import sys
 from pathlib import Path
 
-import matplotlib
 import numpy as np
 import torch
 from rich.console import Console
@@ -20,25 +19,15 @@ from manyfold import environments, exact, targets
 from manyfold.gridworld import Gridworld
 from manyfold.ppo import Position
 from manyfold.targets import Plan, Rule, Training
+from tasks.figures import COLOURS, plt, save, style
 from tasks.files import whole
 from tasks.params import ROOT, section
 from tasks.targets import read_rule
-
-matplotlib.use("Agg")
-from matplotlib import pyplot as plt
 
 ENV = "gridworld-1000"
 STARTS = ((0, 2000), (1000, 5000), (2000, 6000), (3000, 7000), (4000, 8000), (6000, 10000))
 WIDTHS = (3000, 4000, 5000, 6000, 7000, 7500, 8000, 8500, 9000, 10000, 12000)
 PAPER = {"odi": 0.637, "son": 1.289, "sodi": 2.073}  # the baselines; MPE's number must not be here
-# Okabe-Ito: safe for the colour-blind
-COLOURS = {
-    "odi": "#E69F00",
-    "son": "#56B4E9",
-    "sodi": "#CC79A7",
-    "mpe": "#0072B2",
-    "mpe_baseline": "#D55E00",
-}
 LABELS = {"odi": "ODI", "son": "SON", "sodi": "SODI", "mpe": "MPE", "mpe_baseline": "MPE + exact q baseline"}
 
 
@@ -107,7 +96,7 @@ HEADER = ("start", "width", *(LABELS[name] for name in PAPER), "distance")
 
 def draw(found: dict[str, np.ndarray], path: Path) -> None:
     """Medians and quartiles over groups against the interval's width, a panel for each start."""
-    plt.rcParams.update({"font.size": 10, "svg.hashsalt": "manyfold"})
+    style()
     chosen = choose({name: found[name] for name in PAPER})
     figure, panels = plt.subplots(2, len(STARTS) // 2, figsize=(13, 8), sharex=True, sharey=True, layout="constrained")
     for i, (start, axes) in enumerate(zip(STARTS, panels.flat, strict=True)):
@@ -121,7 +110,6 @@ def draw(found: dict[str, np.ndarray], path: Path) -> None:
         axes.set_yscale("log")
         axes.set_ylim(2e-3, 3e3)
         axes.set_title(f"starts at {start[0]:,} to {start[1]:,}")
-        axes.grid(alpha=0.25)
         if i == chosen[0]:
             axes.axvline(WIDTHS[chosen[1]], color="#666666", linestyle=":", linewidth=1.5)
             axes.annotate("chosen", (WIDTHS[chosen[1]], 1.2e3), fontsize=9, ha="center")
@@ -129,10 +117,7 @@ def draw(found: dict[str, np.ndarray], path: Path) -> None:
     figure.supylabel("variance relative to on-policy MC")
     panels[0, 0].legend(fontsize=8, frameon=False, loc="upper left")
     figure.suptitle("Median and quartiles over groups; dashed: the paper's ODI, SON and SODI; black: on-policy MC")
-    for suffix in ("png", "svg"):
-        with whole(path.with_suffix(f".{suffix}")) as part:
-            figure.savefig(part, format=suffix, dpi=130, metadata={"Date": None} if suffix == "svg" else None)
-    plt.close(figure)
+    save(figure, path)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -1,0 +1,147 @@
+"""Online evaluation runs: every estimator of all K policies from the same total number n of episodes.
+
+An estimator is one entry of `ESTIMATORS`: which behavior policies log its n episodes (in turns, so that each of K
+loggers has n / K after every K episodes), whether a policy uses all of them or its own logger's only, and which return.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from manyfold import estimators
+from manyfold.mdp import Array, Ints
+from manyfold.rollout import World, rollout
+
+Loggers = Literal["targets", "mu", "odi"]
+
+
+class Logged(NamedTuple):
+    """N episodes of J loggers in turns, with all that a return needs."""
+
+    rewards: Array  # [N, T]
+    lengths: Ints | None  # [N]; None: all of the horizon
+    target_probs: Array  # of the actions taken, [K, N, T]
+    logger_probs: Array  # the same of every logger, [J, N, T]
+    b_taken: Array  # the baseline at the actions taken, [K, N, T]
+    b_expected: Array  # its expectation under each target, [K, N, T]
+
+    def log_rho(self) -> Array:
+        """Of each target to the logger that ran the episode; `[K, N, T]`."""
+        n = np.arange(self.rewards.shape[0])
+        own = self.logger_probs[n % len(self.logger_probs), n]  # [N, T]
+        return estimators.log_ratios(self.target_probs, own, self.lengths)
+
+
+def pdis(logged: Logged) -> Array:
+    """Per-decision importance sampling; the plain Monte Carlo return of a target's own episodes; `[K, N]`."""
+    return estimators.pdis(logged.rewards, logged.log_rho(), logged.lengths)
+
+
+def baseline(logged: Logged) -> Array:
+    """The baseline (doubly robust) return; `[K, N]`."""
+    return estimators.baseline_return(
+        logged.rewards, logged.log_rho(), logged.b_taken, logged.b_expected, logged.lengths
+    )
+
+
+def balanced(logged: Logged) -> Array:
+    """Pooling by the prefix balance heuristic; `[K, N]`."""
+    counts = np.bincount(np.arange(len(logged.rewards)) % len(logged.logger_probs))
+    return estimators.balanced(logged.rewards, logged.target_probs, logged.logger_probs, counts, logged.lengths)
+
+
+@dataclass(frozen=True)
+class Estimator:
+    label: str
+    loggers: Loggers
+    own: bool  # policy k uses the n / K episodes of logger k; otherwise all n
+    returns: Callable[[Logged], Array]
+
+
+ESTIMATORS = {
+    "on_policy": Estimator("On-policy MC", "targets", True, pdis),
+    "mpe": Estimator("MPE", "mu", False, pdis),
+    "odi": Estimator("ODI", "odi", True, pdis),
+    "son": Estimator("SON", "targets", False, pdis),
+    "sodi": Estimator("SODI", "odi", False, pdis),
+    "mpe_baseline": Estimator("MPE + q baseline", "mu", False, baseline),
+    "son_balanced": Estimator("SON, balanced", "targets", False, balanced),
+}
+
+
+class Run(NamedTuple):
+    """One run of every estimator, in the order of `ESTIMATORS`."""
+
+    estimates: Array  # of J after each number of episodes, [E, points, K]
+    variances: Array  # n times the variance of the estimate from n episodes, as seen in this run, [E, K]
+
+
+def run(log: Callable[[Loggers], Logged], points: Ints) -> Run:
+    """One independent run.
+
+    Args:
+        log: runs the episodes of these loggers, as many as the last point says.
+        points: total episodes at which estimates are wanted, multiples of the number of targets.
+    """
+    logged = {name: log(name) for name in dict.fromkeys(e.loggers for e in ESTIMATORS.values())}
+    values: dict[tuple[Loggers, Callable[[Logged], Array]], Array] = {}
+    estimates, variances = [], []
+    for estimator in ESTIMATORS.values():
+        key = estimator.loggers, estimator.returns
+        if key not in values:
+            values[key] = estimator.returns(logged[estimator.loggers])
+        loggers = len(logged[estimator.loggers].logger_probs)
+        found = own_estimates(values[key], points) if estimator.own else pooled_estimates(values[key], points, loggers)
+        estimates.append(found[0])
+        variances.append(found[1])
+    return Run(np.stack(estimates), np.stack(variances))
+
+
+def own_estimates(values: Array, points: Ints) -> tuple[Array, Array]:
+    """Target k from the episodes k, k + K, k + 2K, ... of `values [K, N]`: estimates `[points, K]`, variances `[K]`."""
+    k = len(values)
+    own = np.stack([values[i, i::k] for i in range(k)])  # [K, N / K]
+    return _means(own, points // k), k * own.var(-1, ddof=1)
+
+
+def pooled_estimates(values: Array, points: Ints, loggers: int) -> tuple[Array, Array]:
+    """Every target from all episodes; the variance is that of a stratified sample, within loggers."""
+    by_logger = values.reshape(len(values), -1, loggers)
+    return _means(values, points), by_logger.var(1, ddof=1).mean(-1)
+
+
+def _means(values: Array, counts: Ints) -> Array:
+    """Means of the first `counts` values, `[K, N]` -> `[points, K]`."""
+    return (np.cumsum(values, axis=-1)[:, counts - 1] / counts).T
+
+
+class Tables(NamedTuple):
+    """A group whose states can be counted: everything as tables `[.., T, S, A]`."""
+
+    targets: Array
+    mu: Array
+    odi: Array
+    b: Array  # the baseline, fitted q
+
+
+def log_tabular(world: World, tables: Tables, loggers: Loggers, episodes: int, rng: np.random.Generator) -> Logged:
+    """Episodes of a world with counted states."""
+    table = {"targets": tables.targets, "mu": tables.mu[None], "odi": tables.odi}[loggers]
+    found = rollout(world, table, episodes, rng)
+    expected = (tables.targets * tables.b).sum(-1)[:, np.arange(world.horizon), found.states]
+    target_probs = found.probs(tables.targets)
+    logger_probs = target_probs if loggers == "targets" else found.probs(table)
+    return Logged(found.rewards, None, target_probs, logger_probs, found.probs(tables.b), expected)
+
+
+def check_points(points: ArrayLike, policies: int) -> Ints:
+    """Refuses numbers of episodes at which some target would have had none, or fewer than another."""
+    x: Ints = np.asarray(points)
+    if x.ndim != 1 or not len(x) or not np.issubdtype(x.dtype, np.integer) or (x % policies).any() or x.min() < 1:
+        raise ValueError(f"points are {x.tolist()!s:.80}, expected multiples of the {policies} targets")
+    if (np.diff(x) <= 0).any() or x[-1] < 2 * policies:
+        raise ValueError(f"points are {x.tolist()!s:.80}, expected increasing, the last at least {2 * policies}")
+    return x

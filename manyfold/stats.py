@@ -1,0 +1,75 @@
+"""What evaluation runs say: relative variance, relative error, episodes to match, and whether anything is biased."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from manyfold.mdp import Array, Ints
+
+
+class Summary(NamedTuple):
+    """Over G groups; `[E]` each."""
+
+    mean: Array
+    standard_error: Array  # of the mean, over groups
+    median: Array
+
+
+def summarise(per_group: Array) -> Summary:
+    """Of `[G, E]`; one group alone has no standard error (NaN)."""
+    groups = len(per_group)
+    error = per_group.std(0, ddof=1) / groups**0.5 if groups > 1 else np.full(per_group.shape[1:], np.nan)
+    return Summary(per_group.mean(0), error, np.median(per_group, axis=0))
+
+
+def relative_variances(variances: Array) -> Array:
+    """sum_k Var / sum_k Var of the first estimator, on-policy MC; `[G, E, K]` -> `[G, E]`."""
+    total = variances.sum(-1)
+    return np.asarray(total / total[:, :1])
+
+
+def relative_errors(estimates: Array, truth: Array) -> Array:
+    """Absolute errors, divided by on-policy MC's mean error at the first point; `[G, E, points, K]`, over runs.
+
+    Args:
+        estimates: `[G, R, E, points, K]`, on-policy MC the first estimator.
+        truth: J, `[G, K]`.
+    """
+    errors = np.abs(estimates - truth[:, None, None, None]).mean(1)  # [G, E, points, K]
+    return np.asarray(errors / errors[:, :1, :1])
+
+
+def episodes_to_match(points: Ints, errors: Array, at: int) -> Array:
+    """Episodes with which each estimator's error is that of the first one at `at` episodes; `[E]`.
+
+    Log-log between points. Where the error at the first point is already smaller, or at the last one still larger, the
+    law of all these estimators continues the curve: error ~ 1 / sqrt(episodes).
+
+    Args:
+        errors: mean errors `[E, points]`.
+        at: one of the points.
+    """
+    if at not in points:
+        raise ValueError(f"at is {at}, expected one of the points {points.tolist()!s:.80}")
+    wanted = errors[0, list(points).index(at)]
+    out = []
+    for curve in errors:
+        falling = np.minimum.accumulate(curve)  # noise may make it rise
+        if wanted >= falling[0]:
+            out.append(points[0] * (falling[0] / wanted) ** 2)
+        elif wanted < falling[-1]:
+            out.append(points[-1] * (falling[-1] / wanted) ** 2)
+        else:
+            out.append(np.exp(np.interp(-np.log(wanted), -np.log(falling), np.log(points))))
+    return np.array(out)
+
+
+def bias(estimates: Array, truth: Array) -> tuple[Array, Array]:
+    """The mean error over all runs and targets and its standard error, `[E]` each; `[G, R, E, K]` and `[G, K]`.
+
+    The errors of one run's targets come from the same episodes: their mean is one number, and runs are independent.
+    """
+    errors = (estimates - truth[:, None, None]).mean(-1)  # [G, R, E]
+    groups, runs = errors.shape[:2]
+    within = errors.var(1, ddof=1).sum(0) / runs / groups**2
+    return errors.mean((0, 1)), np.sqrt(within)

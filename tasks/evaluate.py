@@ -1,0 +1,232 @@
+"""Stage `evaluate`: the online runs of all estimators, for a shard of groups; then the metrics over all groups.
+
+`python -m tasks.evaluate` runs one shard; `python -m flows.evaluate` runs them all. Per-run estimates are in
+data/evaluate/<env>/runs/<group>/runs.safetensors, what they say together in metrics.json and curves.csv beside them.
+"""
+
+import csv
+import json
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from manyfold import environments, evaluation, exact, stats
+from manyfold.evaluation import ESTIMATORS, Tables
+from manyfold.gridworld import Gridworld
+from manyfold.mdp import Array, Ints
+from manyfold.streams import stream
+from tasks import shards
+from tasks.behavior import design
+from tasks.files import whole
+from tasks.fits import Inputs, fingerprint
+from tasks.params import check_names, section
+from tasks.shards import group_name, reporter, shard_main, whole_folder
+
+HEADER = ("estimator", "relative variance", "median", "exact", "episodes to match", "mean error / its SE")
+NEEDS = ("targets", "q", "q_hat", "behavior")
+
+
+class Protocol(NamedTuple):
+    runs: int
+    episodes: int  # in total for each estimator of a run
+    match: int  # on-policy episodes whose error is to be matched
+
+
+def read_protocol() -> Protocol:
+    """The stage's section of params.yaml."""
+    params = section("evaluate")
+    check_names("evaluate", params, set(Protocol._fields))
+    for name, least in (("runs", 2), ("episodes", 2), ("match", 1)):
+        value = params[name]
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise ValueError(f"evaluate.{name} is {value!r}, expected a whole number of at least {least}")
+    if params["match"] > params["episodes"]:
+        raise ValueError(f"evaluate.match is {params['match']}, expected at most {params['episodes']} = episodes")
+    return Protocol(**params)
+
+
+def points(protocol: Protocol, policies: int) -> Ints:
+    """Episodes at which estimates are taken: dense at first, where the best estimators already match on-policy MC."""
+    wanted = {*range(1, 11), *range(15, protocol.episodes // policies + 1, 5), protocol.episodes // policies}
+    x = np.array(sorted(i for i in wanted if i * policies <= protocol.episodes)) * policies
+    if protocol.match not in x or x[-1] != protocol.episodes:
+        raise ValueError(
+            f"evaluate.match and evaluate.episodes are {protocol.match} and {protocol.episodes}, expected multiples of "
+            f"{5 * policies}: five episodes for each of {policies} policies"
+        )
+    return evaluation.check_points(x, policies)
+
+
+def prepare(env: str, data: Path) -> tuple[int, Path]:
+    """The number of groups and the work folder; every earlier stage must have the same groups."""
+    protocol = read_protocol()
+    if env in environments.ROBOTS:
+        raise ValueError(f"{env}: the robots' evaluation is not there yet, expected a Gridworld")
+    groups = [sorted(folder.name for folder in (data / need / env).glob("group-*")) for need in NEEDS]
+    for need, names in zip(NEEDS, groups, strict=True):
+        if not names or names != groups[0]:
+            raise ValueError(f"{data / need / env}: {len(names)} groups, expected the stage `{need}` to have run")
+    points(protocol, Inputs(env, 0, data).policies().n_policies)
+    seen = [fingerprint(data / need / env / name) for need in NEEDS for name in groups[0]]
+    return len(groups[0]), shards.work_folder("evaluate", env, [protocol, list(ESTIMATORS), seen], data)
+
+
+class Group(NamedTuple):
+    """What the runs of one group gave."""
+
+    estimates: Array  # [R, E, points, K]
+    variances: Array  # n times the variance, as seen within each run, [R, E, K]
+    truth: Array  # J, [K]
+    exact: Array  # n times the exact variance, NaN where there is none, [E, K]
+    points: Ints
+
+    def save(self, path: Path) -> None:
+        arrays = {name: np.ascontiguousarray(x) for name, x in self._asdict().items()}
+        save_file(arrays, path, metadata={"estimators": json.dumps(list(ESTIMATORS))})
+
+    @classmethod
+    def load(cls, path: Path) -> "Group":
+        try:
+            with safe_open(path, "numpy") as file:
+                if json.loads((file.metadata() or {}).get("estimators", "null")) != list(ESTIMATORS):
+                    raise ValueError(f"{path}: runs of other estimators; run the stage `evaluate` again")
+                return cls(**{name: file.get_tensor(name) for name in cls._fields})
+        except SafetensorError as error:
+            raise ValueError(f"{path}: not a whole file of runs ({error}); was it cut off?") from None
+
+
+def evaluate_gridworld(env: str, group: int, protocol: Protocol, data: Path) -> Group:
+    """All runs of one group, and the truth."""
+    (targets, q, q_hat), mu, odi = design(Inputs(env, group, data)).tables()
+    world = Gridworld.draw(environments.GRIDWORLDS[env], group)
+    tables, at = Tables(targets, mu, odi, q), points(protocol, len(targets))
+    found = []
+    for run in range(protocol.runs):
+
+        def log(loggers: evaluation.Loggers, run: int = run) -> evaluation.Logged:
+            rng = stream("evaluate", env, group, loggers, run)
+            return evaluation.log_tabular(world, tables, loggers, protocol.episodes, rng)
+
+        found.append(evaluation.run(log, at))
+    mdp = world.to_mdp()
+    known = exact.estimator_variances(mdp, targets, q_hat, q, (mu, odi))
+    unknown = np.full(len(targets), np.nan)
+    return Group(
+        np.stack([f.estimates for f in found]),
+        np.stack([f.variances for f in found]),
+        exact.values(mdp, targets),
+        np.stack([known.get(name, unknown) for name in ESTIMATORS]),
+        at,
+    )
+
+
+def run(env: str, groups: list[int], data: Path) -> Path:
+    """One shard's groups; those that are there already are kept."""
+    torch.set_num_threads(1)
+    protocol = read_protocol()
+    _, work = prepare(env, data)
+    report = reporter(work, groups, protocol.runs * len(groups))
+    for i, group in enumerate(groups):
+        out = work / group_name(group)
+        if not is_whole(out):
+            start = time.perf_counter()
+            found = evaluate_gridworld(env, group, protocol, data)
+            with whole_folder(out) as folder:
+                found.save(folder / "runs.safetensors")
+            episodes = 3 * protocol.runs * protocol.episodes / (time.perf_counter() - start)
+            report((i + 1) * protocol.runs, f"{episodes:,.0f} episodes/s in each process")
+        report((i + 1) * protocol.runs, "")
+    return work
+
+
+def is_whole(folder: Path) -> bool:
+    """Whether a group's folder holds its runs, and they load."""
+    try:
+        Group.load(folder / "runs.safetensors")
+    except (ValueError, OSError):
+        return False
+    return True
+
+
+def collect(env: str, groups: int, work: Path, data: Path) -> Path:
+    """Puts the runs in place and writes metrics.json and curves.csv."""
+    out = data / "evaluate" / env
+    shards.collect(out / "runs", groups, work, is_whole)
+    found = [Group.load(out / "runs" / group_name(group) / "runs.safetensors") for group in range(groups)]
+    names = Inputs(env, 0, data).policies().n_policies
+    write_metrics(env, read_protocol(), names, found, out)
+    return out
+
+
+def write_metrics(env: str, protocol: Protocol, policies: int, found: list[Group], out: Path) -> None:
+    """What all groups say together."""
+    at = found[0].points
+    estimates, truth = np.stack([g.estimates for g in found]), np.stack([g.truth for g in found])
+    variances = np.stack([g.variances.mean(0) for g in found])  # [G, E, K]
+    relative = stats.summarise(stats.relative_variances(variances))
+    known = stats.summarise(stats.relative_variances(np.stack([g.exact for g in found])))
+    errors = stats.relative_errors(estimates, truth)  # [G, E, points, K]
+    curve = stats.summarise(errors.mean(-1))  # [E, points]
+    match = stats.episodes_to_match(at, curve.mean, protocol.match)
+    mean, error = stats.bias(estimates[:, :, :, -1], truth)
+
+    def named(x: Array, digits: int = 6) -> dict[str, float | None]:
+        return {name: None if np.isnan(v) else round(float(v), digits) for name, v in zip(ESTIMATORS, x, strict=True)}
+
+    metrics = {
+        "env": env,
+        "groups": len(found),
+        "runs": protocol.runs,
+        "policies": policies,
+        "episodes": protocol.match,
+        "max_episodes": protocol.episodes,
+        "relative_variance": named(relative.mean),
+        "relative_variance_se": named(relative.standard_error),
+        "relative_variance_median": named(relative.median),
+        "exact_relative_variance": named(known.mean),
+        "exact_relative_variance_median": named(known.median),
+        "episodes_to_match": named(match, 1),
+        "mean_error": named(mean),
+        "mean_error_se": named(error),
+    }
+    with whole(out / "metrics.json") as part:
+        part.write_text(json.dumps(metrics, indent=1) + "\n")
+    with whole(out / "curves.csv") as part, part.open("w", newline="") as file:
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow(["estimator", "policy", "episodes", "relative_error", "standard_error"])
+        series = [("all", curve)] + [(str(k), stats.summarise(errors[..., k])) for k in range(policies)]
+        for i, name in enumerate(ESTIMATORS):
+            for policy, summary in series:
+                for j, n in enumerate(at):
+                    numbers = (f"{summary.mean[i, j]:.6g}", f"{summary.standard_error[i, j]:.3g}")
+                    table.writerow([name, policy, n, *numbers])
+
+
+def describe(out: Path) -> list[tuple[str, ...]]:
+    """The table of metrics.json."""
+    metrics = json.loads((out / "metrics.json").read_text())
+    rows = []
+    for name, estimator in ESTIMATORS.items():
+        variance, error = metrics["relative_variance"][name], metrics["relative_variance_se"][name]
+        known = metrics["exact_relative_variance"][name]
+        rows.append(
+            (
+                estimator.label,
+                f"{variance:.4f} +- {error:.4f}" if error is not None else f"{variance:.4f}",
+                f"{metrics['relative_variance_median'][name]:.4f}",
+                "" if known is None else f"{known:.4f}",
+                f"{metrics['episodes_to_match'][name]:,.0f}",
+                f"{metrics['mean_error'][name] / metrics['mean_error_se'][name]:+.1f}",
+            )
+        )
+    return rows
+
+
+if __name__ == "__main__":
+    sys.exit(shard_main("evaluate", "Runs all estimators for some groups of one environment under data/.work.", run))

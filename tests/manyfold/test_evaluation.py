@@ -1,0 +1,107 @@
+"""Online runs: every estimator is unbiased, and its spread is what exact dynamic programming says."""
+
+import numpy as np
+import pytest
+
+from manyfold import evaluation, exact
+from manyfold.evaluation import ESTIMATORS, Logged, Tables
+from manyfold.gridworld import Gridworld
+from manyfold.rollout import rollout
+from manyfold.streams import stream
+from tests.worlds import distributions
+
+K, M = 4, 4
+
+
+@pytest.fixture(scope="module")
+def world():
+    """Four targets that are alike, so that SON's and SODI's variances can be seen in a sample."""
+    rng = np.random.default_rng(0)
+    base = distributions(rng, (1, M, M * M, 4))
+    targets = 0.85 * base + 0.15 * distributions(rng, (K, M, M * M, 4))
+    grid = Gridworld.draw(M, 0)
+    mdp = grid.to_mdp()
+    q, q_hat = exact.action_values(mdp, targets), exact.second_moments(mdp, targets)
+    b = q + 0.3 * rng.standard_normal(q.shape)  # a poor baseline is unbiased too
+    tables = Tables(targets, exact.shared_behavior(targets, q_hat), exact.odi_behaviors(targets, q_hat), b)
+    return grid, mdp, tables
+
+
+def test_loggers_take_turns():
+    """Logger j always takes action j: episode i has action i mod J."""
+    loggers = np.broadcast_to(np.eye(4)[:3, None, None], (3, M, M * M, 4))
+    found = rollout(Gridworld.draw(M, 0), loggers, 10, stream("test"))
+    np.testing.assert_array_equal(found.actions, np.repeat(np.arange(10) % 3, M).reshape(10, M))
+
+
+def test_one_logger_among_others_runs_the_same_episodes_as_alone(world):
+    grid, _, tables = world
+    alone = rollout(grid, tables.mu, 50, stream("test"))
+    same = rollout(grid, np.stack([tables.mu] * 3), 50, stream("test"))
+    assert all(np.array_equal(a, b) for a, b in zip(alone, same, strict=True))
+
+
+def test_every_estimator_is_unbiased_and_has_the_exact_variance(world):
+    grid, mdp, tables = world
+    runs, points = 40, np.array([K, 400, 4000])
+    found = []
+    for r in range(runs):
+        found.append(
+            evaluation.run(
+                lambda name, r=r: evaluation.log_tabular(grid, tables, name, 4000, stream("test-run", name, r)), points
+            )
+        )
+    estimates = np.stack([f.estimates for f in found])  # [R, E, points, K]
+    variances = np.stack([f.variances for f in found])  # [R, E, K]
+    truth = exact.values(mdp, tables.targets)
+    known = exact.estimator_variances(mdp, tables.targets, b=tables.b, behaviors=(tables.mu, tables.odi))
+    for i, name in enumerate(ESTIMATORS):
+        for j, n in enumerate(points):
+            error = estimates[:, i, j] - truth  # [R, K]
+            se = error.std(0, ddof=1) / np.sqrt(runs)
+            assert (np.abs(error.mean(0)) < 4.5 * se).all(), (name, n)
+        seen = variances[:, i].mean(0)
+        if name in known:
+            se = variances[:, i].std(0, ddof=1) / np.sqrt(runs)
+            assert (np.abs(seen - known[name]) < 4.5 * se).all(), name
+            np.testing.assert_allclose(seen, known[name], rtol=0.15)
+        # and what is said of the variance is that of the estimates themselves
+        ratio = 4000 * estimates[:, i, -1].var(0, ddof=1) / seen
+        assert 0.4 < ratio.mean() < 1.8, name
+
+
+def test_on_policy_is_plain_monte_carlo(world):
+    grid, _, tables = world
+    logged = evaluation.log_tabular(grid, tables, "targets", 40, stream("test"))
+    points = np.array([20, 40])
+    log = {"targets": logged, "mu": logged._replace(logger_probs=logged.logger_probs[:1]), "odi": logged}
+    found = evaluation.run(lambda name: log[name], points)
+    returns = logged.rewards.sum(-1)
+    for k in range(K):
+        np.testing.assert_allclose(found.estimates[0, :, k], [returns[k:20:K].mean(), returns[k::K].mean()])
+    assert next(iter(ESTIMATORS)) == "on_policy"
+
+
+def test_estimates_and_variances_by_hand():
+    values = np.array([[1.0, 2.0, 3.0, 6.0], [0.0, 10.0, 0.0, 20.0]])
+    points = np.array([2, 4])
+    estimates, variances = evaluation.own_estimates(values, points)
+    np.testing.assert_allclose(estimates, [[1.0, 10.0], [2.0, 15.0]])
+    np.testing.assert_allclose(variances, [2 * 2.0, 2 * 50.0])  # K times the variance of 1, 3 and of 10, 20
+    estimates, variances = evaluation.pooled_estimates(values, points, 2)
+    np.testing.assert_allclose(estimates, [[1.5, 5.0], [3.0, 7.5]])
+    np.testing.assert_allclose(variances, [(2.0 + 8.0) / 2, (0.0 + 50.0) / 2])  # within loggers only
+    _, variances = evaluation.pooled_estimates(values, points, 1)
+    np.testing.assert_allclose(variances, values.var(1, ddof=1))
+
+
+def test_ratios_are_to_the_logger_that_ran_the_episode():
+    probs = np.array([[[0.5], [0.25]], [[0.1], [0.2]]])  # [J = 2, N = 2, T = 1]
+    logged = Logged(np.ones((2, 1)), None, np.full((1, 2, 1), 0.2), probs, np.zeros((1, 2, 1)), np.zeros((1, 2, 1)))
+    np.testing.assert_allclose(np.exp(logged.log_rho())[0, :, 0], [0.2 / 0.5, 0.2 / 0.2])
+
+
+@pytest.mark.parametrize("points", [[], [3], [4, 4], [0, 8], [4]])
+def test_bad_points_are_refused(points):
+    with pytest.raises(ValueError, match="points are .*, expected"):
+        evaluation.check_points(np.array(points, dtype=int), 4)

@@ -1,0 +1,45 @@
+import numpy as np
+import pytest
+
+from manyfold import stats
+
+
+def test_relative_variance_is_a_ratio_of_sums_over_policies():
+    variances = np.array([[[1.0, 3.0], [1.0, 1.0]], [[2.0, 2.0], [8.0, 0.0]]])  # [G, E, K]
+    np.testing.assert_allclose(stats.relative_variances(variances), [[1, 0.5], [1, 2]])
+    found = stats.summarise(stats.relative_variances(variances))
+    np.testing.assert_allclose(found.mean, [1, 1.25])
+    np.testing.assert_allclose(found.median, [1, 1.25])
+    np.testing.assert_allclose(found.standard_error, [0, 0.75])
+    assert np.isnan(stats.summarise(np.ones((1, 2))).standard_error).all()
+
+
+def test_errors_are_relative_to_on_policys_first():
+    truth = np.array([[1.0]])
+    estimates = np.array(
+        [[[[[3.0], [2.0]], [[1.0], [0.0]]], [[[-1.0], [0.0]], [[2.0], [1.0]]]]]
+    )  # [1, R, E, points, 1]
+    np.testing.assert_allclose(stats.relative_errors(estimates, truth)[0, :, :, 0], [[1, 0.5], [0.25, 0.25]])
+
+
+def test_episodes_to_match_follows_the_square_root_law():
+    """An estimator with a quarter of the variance needs a quarter of the episodes, inside the points and outside."""
+    points = np.array([10, 100, 1000, 2000])
+    on = 1 / np.sqrt(points)
+    errors = np.stack([on, 0.5 * on, np.sqrt(3) * on, 0.01 * on])
+    np.testing.assert_allclose(stats.episodes_to_match(points, errors, 1000), [1000, 250, 3000, 0.1], rtol=1e-9)
+    bumpy = np.stack([on, 0.5 * on * [1, 1.0, 1.5, 1.0]])  # a rise by chance
+    assert 100 < stats.episodes_to_match(points, bumpy, 1000)[1] < 2000
+    with pytest.raises(ValueError, match="at is 500, expected one of the points"):
+        stats.episodes_to_match(points, errors, 500)
+
+
+def test_bias_is_seen_and_its_error_is_over_runs():
+    rng = np.random.default_rng(0)
+    noise = rng.standard_normal((20, 30, 2, 1)).repeat(5, -1)  # the targets of a run share their episodes
+    truth = rng.standard_normal((20, 5))
+    estimates = truth[:, None, None] + noise + np.array([0.0, 0.5])[:, None]
+    mean, error = stats.bias(estimates, truth)
+    np.testing.assert_allclose(error, 1 / np.sqrt(600), rtol=0.1)
+    assert abs(mean[0] / error[0]) < 4
+    assert mean[1] / error[1] > 8
