@@ -50,7 +50,7 @@ def log_ratios(target_probs: ArrayLike, behavior_probs: ArrayLike, lengths: Arra
         raise ValueError(
             f"behavior_probs: episode {n} took an action of probability 0 at t={t}; is this the policy that ran it?"
         )
-    return np.where(inside, _log(np.where(inside, pi, 1.0)) - _log(np.where(inside, mu, 1.0)), 0.0)
+    return _log(_fill(pi, inside, 1.0)) - _log(_fill(mu, inside, 1.0))
 
 
 def pdis(rewards: ArrayLike, log_rho: ArrayLike, lengths: ArrayLike | None = None) -> Array:
@@ -60,8 +60,7 @@ def pdis(rewards: ArrayLike, log_rho: ArrayLike, lengths: ArrayLike | None = Non
     `log_ratios` the probabilities of whoever took the action: that is what SON and SODI do.
     """
     r, inside = _rewards(rewards, lengths)
-    log_w = np.cumsum(_array("log_rho", log_rho, 3, inside), axis=-1)
-    return _weighted(log_w, r).sum(-1)
+    return _total(_weighted(_cumulate(_array("log_rho", log_rho, 3, inside)), r))
 
 
 def baseline_return(
@@ -78,11 +77,11 @@ def baseline_return(
         b_expected: sum_a pi_k(a|S_t) b(S_t, a), `[K, N, T]`.
     """
     r, inside = _rewards(rewards, lengths)
-    log_w = np.cumsum(_array("log_rho", log_rho, 3, inside), axis=-1)  # rho_{0:t}
-    before = np.concatenate([np.zeros_like(log_w[..., :1]), log_w[..., :-1]], axis=-1)  # rho_{0:t-1}
-    residual = np.where(inside, r - _array("b_taken", b_taken, 3, inside), 0.0)
-    expected = np.where(inside, _array("b_expected", b_expected, 3, inside), 0.0)
-    return (_weighted(log_w, residual) + _weighted(before, expected)).sum(-1)
+    log_w = _cumulate(_array("log_rho", log_rho, 3, inside))  # rho_{0:t}
+    residual = r - _fill(_array("b_taken", b_taken, 3, inside), inside, 0.0)
+    expected = _fill(_array("b_expected", b_expected, 3, inside), inside, 0.0)
+    later = _weighted(log_w[..., :-1], expected[..., 1:])  # rho_{0:t-1} at t
+    return _total(_weighted(log_w, residual)) + _total(later) + expected[..., 0]
 
 
 def balanced(
@@ -107,12 +106,12 @@ def balanced(
     n_j = np.asarray(counts)
     if n_j.shape != mu.shape[:1] or n_j.sum() != r.shape[0] or n_j.min() < 0:
         raise ValueError(f"counts is {n_j.tolist()}, expected one per logger ({len(mu)}) with sum N = {r.shape[0]}")
-    log_pi, log_mu = (np.cumsum(_log(np.where(inside, p, 1.0)), axis=-1) for p in (pi, mu))
+    log_pi, log_mu = (_cumulate(_log(_fill(p, inside, 1.0))) for p in (pi, mu))
     log_mix = np.logaddexp.reduce(log_mu + _log(n_j / n_j.sum())[:, None, None], axis=0)  # [N, T]
     if np.isneginf(log_mix).any():
         n, t = np.unravel_index(int(np.isneginf(log_mix).argmax()), log_mix.shape)
         raise ValueError(f"logger_probs: no logger could have run episode {n} up to t={t}; are these its loggers?")
-    return _weighted(log_pi - log_mix, r).sum(-1)
+    return _total(_weighted(log_pi - log_mix, r))
 
 
 class Estimate(NamedTuple):
@@ -172,8 +171,7 @@ def _array(name: str, x: ArrayLike, ndim: int, inside: Bools | None = None) -> A
     if inside is not None:
         if out.shape[-2:] != inside.shape:
             raise ValueError(f"{name} has shape {list(out.shape)}, expected {axes} with [N, T] = {list(inside.shape)}")
-        bad = inside & np.isnan(out)
-        if bad.any():
+        if np.isnan(out.sum()) and (bad := inside & np.isnan(out)).any():
             raise ValueError(f"{name}{_first(bad)} is nan, expected a number")
     return out
 
@@ -190,6 +188,8 @@ def _rewards(rewards: ArrayLike, lengths: ArrayLike | None) -> tuple[Array, Bool
 
 def _probs(name: str, x: ArrayLike, ndim: int, inside: Bools) -> Array:
     p = _array(name, x, ndim, inside)
+    if p.size and p.min() >= 0 and p.max() <= 1 + 1e-6:
+        return p
     bad = inside & ~((p >= 0) & (p <= 1 + 1e-6))
     if bad.any():
         raise ValueError(f"{name}{_first(bad)} is {p[bad][0]:g}, expected a probability")
@@ -213,8 +213,29 @@ def _inside(shape: tuple[int, ...], lengths: ArrayLike | None) -> Bools:
 
 def _weighted(log_w: Array, x: Array) -> Array:
     """exp(log_w) x, and 0 where x = 0 however large the weight: a ratio may overflow and return before it is used."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        out = np.exp(log_w)
+        out *= x
+        if np.isfinite(out.sum()):
+            return out
     return np.exp(np.where(x == 0, -np.inf, log_w)) * x
 
 
+def _cumulate(x: Array) -> Array:
+    """Cumulative sums over the steps, the last axis; the steps are first in memory, so that whole rows are added."""
+    return np.moveaxis(np.cumsum(np.moveaxis(x, -1, 0), axis=0), 0, -1)
+
+
+def _total(x: Array) -> Array:
+    """The sum over the steps."""
+    return np.moveaxis(x, -1, 0).sum(0)
+
+
+def _fill(x: Array, inside: Bools, value: float) -> Array:
+    """x, and `value` behind an episode's end."""
+    return x if inside.all() else np.where(inside, x, value)
+
+
 def _log(p: Array) -> Array:
-    return np.log(p, out=np.full_like(p, -np.inf), where=p > 0)
+    with np.errstate(divide="ignore"):
+        return np.log(p)

@@ -6,6 +6,7 @@ loggers has n / K after every K episodes), whether a policy uses all of them or 
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -18,33 +19,33 @@ from manyfold.rollout import World, rollout
 Loggers = Literal["targets", "mu", "odi"]
 
 
-class Logged(NamedTuple):
+@dataclass(frozen=True)
+class Logged:
     """N episodes of J loggers in turns, with all that a return needs."""
 
     rewards: Array  # [N, T]
-    lengths: Ints | None  # [N]; None: all of the horizon
     target_probs: Array  # of the actions taken, [K, N, T]
     logger_probs: Array  # the same of every logger, [J, N, T]
     b_taken: Array  # the baseline at the actions taken, [K, N, T]
     b_expected: Array  # its expectation under each target, [K, N, T]
+    lengths: Ints | None = None  # [N]; None: all of the horizon
 
+    @cached_property
     def log_rho(self) -> Array:
         """Of each target to the logger that ran the episode; `[K, N, T]`."""
-        n = np.arange(self.rewards.shape[0])
+        n = np.arange(len(self.rewards))
         own = self.logger_probs[n % len(self.logger_probs), n]  # [N, T]
         return estimators.log_ratios(self.target_probs, own, self.lengths)
 
 
 def pdis(logged: Logged) -> Array:
     """Per-decision importance sampling; the plain Monte Carlo return of a target's own episodes; `[K, N]`."""
-    return estimators.pdis(logged.rewards, logged.log_rho(), logged.lengths)
+    return estimators.pdis(logged.rewards, logged.log_rho, logged.lengths)
 
 
 def baseline(logged: Logged) -> Array:
     """The baseline (doubly robust) return; `[K, N]`."""
-    return estimators.baseline_return(
-        logged.rewards, logged.log_rho(), logged.b_taken, logged.b_expected, logged.lengths
-    )
+    return estimators.baseline_return(logged.rewards, logged.log_rho, logged.b_taken, logged.b_expected, logged.lengths)
 
 
 def balanced(logged: Logged) -> Array:
@@ -131,10 +132,10 @@ def log_tabular(world: World, tables: Tables, loggers: Loggers, episodes: int, r
     """Episodes of a world with counted states."""
     table = {"targets": tables.targets, "mu": tables.mu[None], "odi": tables.odi}[loggers]
     found = rollout(world, table, episodes, rng)
-    expected = (tables.targets * tables.b).sum(-1)[:, np.arange(world.horizon), found.states]
+    expected = found.at((tables.targets * tables.b).sum(-1))
     target_probs = found.probs(tables.targets)
     logger_probs = target_probs if loggers == "targets" else found.probs(table)
-    return Logged(found.rewards, None, target_probs, logger_probs, found.probs(tables.b), expected)
+    return Logged(found.rewards, target_probs, logger_probs, found.probs(tables.b), expected)
 
 
 def check_points(points: ArrayLike, policies: int) -> Ints:

@@ -29,8 +29,23 @@ class Episodes(NamedTuple):
 
     def probs(self, table: ArrayLike) -> Array:
         """The probability that each policy `[..., T, S, A]` gives the actions taken; `[..., N, T]`."""
-        steps = np.arange(self.states.shape[1])
-        return np.asarray(table, dtype=np.float64)[..., steps, self.states, self.actions]
+        x = np.asarray(table, dtype=np.float64)
+        return _look_up(x.reshape(*x.shape[:-2], -1), self.states * x.shape[-1] + self.actions)
+
+    def at(self, table: ArrayLike) -> Array:
+        """The value of each table `[..., T, S]` at the states; `[..., N, T]`."""
+        return _look_up(np.asarray(table, dtype=np.float64), self.states)
+
+
+def _look_up(tables: Array, rows: Ints) -> Array:
+    """`[..., T, rows]` at `[N, T]` -> `[..., N, T]`, steps first in memory: each is one look-up in all tables."""
+    *lead, horizon, size = tables.shape
+    if rows.size and not 0 <= rows.min() <= rows.max() < size:
+        raise ValueError(f"table has {size} entries a step, expected more than {rows.max()}: is it of this world?")
+    out = np.empty((horizon, *lead, len(rows)))
+    for t in range(horizon):
+        np.take(tables[..., t, :], rows[:, t], axis=-1, out=out[t], mode="clip")
+    return np.moveaxis(out, 0, -1)
 
 
 def rollout(world: World, mu: ArrayLike, episodes: int, rng: np.random.Generator) -> Episodes:

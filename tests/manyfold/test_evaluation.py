@@ -1,5 +1,7 @@
 """Online runs: every estimator is unbiased, and its spread is what exact dynamic programming says."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -74,7 +76,7 @@ def test_on_policy_is_plain_monte_carlo(world):
     grid, _, tables = world
     logged = evaluation.log_tabular(grid, tables, "targets", 40, stream("test"))
     points = np.array([20, 40])
-    log = {"targets": logged, "mu": logged._replace(logger_probs=logged.logger_probs[:1]), "odi": logged}
+    log = {"targets": logged, "mu": dataclasses.replace(logged, logger_probs=logged.logger_probs[:1]), "odi": logged}
     found = evaluation.run(lambda name: log[name], points)
     returns = logged.rewards.sum(-1)
     for k in range(K):
@@ -97,8 +99,8 @@ def test_estimates_and_variances_by_hand():
 
 def test_ratios_are_to_the_logger_that_ran_the_episode():
     probs = np.array([[[0.5], [0.25]], [[0.1], [0.2]]])  # [J = 2, N = 2, T = 1]
-    logged = Logged(np.ones((2, 1)), None, np.full((1, 2, 1), 0.2), probs, np.zeros((1, 2, 1)), np.zeros((1, 2, 1)))
-    np.testing.assert_allclose(np.exp(logged.log_rho())[0, :, 0], [0.2 / 0.5, 0.2 / 0.2])
+    logged = Logged(np.ones((2, 1)), np.full((1, 2, 1), 0.2), probs, np.zeros((1, 2, 1)), np.zeros((1, 2, 1)))
+    np.testing.assert_allclose(np.exp(logged.log_rho)[0, :, 0], [0.2 / 0.5, 0.2 / 0.2])
 
 
 @pytest.mark.parametrize("points", [[], [3], [4, 4], [0, 8], [4]])

@@ -1,5 +1,6 @@
 """The stages q, q_hat and behavior on a small data folder, against exact values."""
 
+import hashlib
 import json
 
 import numpy as np
@@ -9,43 +10,9 @@ import yaml
 from manyfold import exact
 from manyfold.gridworld import Gridworld
 from manyfold.networks import NetworkPolicySet
-from manyfold.offline import Rule
-from manyfold.targets import Rule as TargetRule
-from tasks import accuracy, behavior, fits, offline, params, q, q_hat, shards, targets
+from tasks import accuracy, behavior, fits, params, q, q_hat, shards
 
-ENV = "gridworld-1000"
-FIT = {
-    "hidden": 64,
-    "learning_rate": 0.01,
-    "batch": 512,
-    "updates_per_step": 150,
-    "average": 0.98,
-    "patience": 20,
-}
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    """One group with targets, offline data, q and q_hat, made by the tasks themselves."""
-    folder = tmp_path_factory.mktemp("data")
-    rule = TargetRule(policies=3, start=(6000, 7000), width=4000, history=4)
-    work = targets.work_folder(ENV, rule, folder)
-    targets.train_shard(ENV, [0], rule, work)
-    targets.collect(ENV, 1, work, folder)
-    with shards.whole_folder(folder / "offline" / ENV / "group-00") as part:
-        offline.log_group(ENV, 0, Rule(6000, (0.1, 0.5)), folder / "targets" / ENV / "group-00", part)
-    (folder / "params.yaml").write_text(
-        yaml.safe_dump({"q": FIT, "q_hat": FIT, "behavior": {"alpha": 0.0, "fit": FIT}})
-    )
-    original = params.section
-    fits.section = behavior.section = lambda stage: original(stage, folder / "params.yaml")
-    try:
-        for stage in (q, q_hat, behavior):
-            work = stage.run(ENV, [0], folder)
-            stage.collect(ENV, 1, work, folder)
-    finally:
-        fits.section = behavior.section = original
-    return folder
+from tests.tasks.conftest import ENV, FIT
 
 
 def test_the_fits_are_near_the_exact_values_and_design_a_good_mu(data):
@@ -103,3 +70,47 @@ def test_bad_hyperparameters_are_refused_by_name(tmp_path, monkeypatch):
     monkeypatch.setattr(fits, "section", lambda stage: params.section(stage, tmp_path / "params.yaml"))
     with pytest.raises(ValueError, match=r"q.hidden is 0, expected a whole number of at least 1"):
         q.STAGE.params()
+
+
+def test_the_behavior_stage_leaves_a_plan_a_picture_and_files_for_another_machine(data):
+    folder = data / "behavior" / ENV / "group-00"
+    about = json.loads((folder / "mu.json").read_text())
+    assert (about["env"], about["horizon"], about["actions"]) == (ENV, 10, 4)
+    parquet = data / "offline" / ENV / "group-00" / "transitions.parquet"
+    assert about["offline_data_sha256"] == hashlib.sha256(parquet.read_bytes()).hexdigest()
+    assert (folder / "behavior.png").read_bytes().startswith(b"\x89PNG")
+    assert {path.suffix for path in folder.glob("mu.*")} == {".pt2", ".onnx", ".json"}
+    ((name, spread, theorems, predicted, verdict),) = behavior.describe(data / "behavior" / ENV)
+    assert (name, float(spread) > 1, "%" in theorems) == ("group-00", True, True)
+    assert verdict.startswith("Expect ")
+    assert 0 < float(predicted) < 2
+
+
+@pytest.mark.parametrize(
+    ("relative", "total", "said"),
+    [
+        ([0.1, 0.12], 0.11, "Expect 11% of on-policy's variance."),
+        ([0.1, 0.6, 0.1], 0.11, "Expect 11% of on-policy's variance; policy 1 (b) is the odd one out: 60%."),
+        (
+            [3.0, 2.0],
+            2.5,
+            "Expect 250% of on-policy's variance: sharing does not pay, evaluate these policies one by one",
+        ),
+    ],
+)
+def test_the_verdict_is_one_sentence_to_act_on(relative, total, said):
+    assert behavior.verdict(np.array(relative), total, ("a", "b", "c")).startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"alpha": -1}, "behavior.alpha is -1, expected a number from 0 to 1"),
+        ({"fit": 3}, "behavior.fit is 3, expected hyperparameters like those of q"),
+        ({"fit": {**FIT, "batch": 0}}, "behavior.fit.batch is 0, expected a whole number of at least 1"),
+    ],
+)
+def test_bad_parameters_of_the_behavior_are_refused_by_name(change, message, monkeypatch):
+    monkeypatch.setattr(behavior, "section", lambda stage: {"alpha": 0.0, "fit": FIT, **change})
+    with pytest.raises(ValueError, match=message):
+        behavior.params()

@@ -1,0 +1,128 @@
+"""The stages evaluate and report on a small data folder."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+
+from manyfold import exact
+from manyfold.evaluation import ESTIMATORS
+from manyfold.gridworld import Gridworld
+from tasks import evaluate, report, shards
+from tests.tasks.conftest import ENV, EVALUATE
+
+
+def load(data):
+    return evaluate.Group.load(data / "evaluate" / ENV / "runs" / "group-00" / "runs.safetensors")
+
+
+def test_runs_hold_every_estimate_and_the_truth(data):
+    group = load(data)
+    points = [3 * i for i in (*range(1, 11), *range(15, 201, 5))]
+    assert group.points.tolist() == points
+    assert group.estimates.shape == (4, len(ESTIMATORS), len(points), 3)
+    policies = evaluate.Inputs(ENV, 0, data).policies().table()
+    mdp = Gridworld.draw(10, 0).to_mdp()
+    np.testing.assert_allclose(group.truth, exact.values(mdp, policies))
+    assert (np.abs(group.estimates[:, 0, -1].mean(0) - group.truth) < 1).all()
+    assert not np.array_equal(group.estimates[0], group.estimates[1])  # runs are independent
+
+
+def test_the_same_seed_gives_the_same_runs(data, monkeypatch):
+    monkeypatch.setattr(evaluate, "section", lambda stage: EVALUATE)
+    again = evaluate.evaluate_gridworld(ENV, 0, evaluate.Protocol(**{**EVALUATE, "runs": 2}), data)
+    np.testing.assert_array_equal(again.estimates, load(data).estimates[:2])
+
+
+def test_metrics_follow_the_contract_and_the_runs(data):
+    metrics = json.loads((data / "evaluate" / ENV / "metrics.json").read_text())
+    assert {name: metrics[name] for name in ("env", "groups", "runs", "policies", "episodes")} == {
+        "env": ENV,
+        "groups": 1,
+        "runs": 4,
+        "policies": 3,
+        "episodes": 300,
+    }
+    for name in ("relative_variance", "relative_variance_se", "relative_variance_median", "episodes_to_match"):
+        assert list(metrics[name]) == list(ESTIMATORS)
+    group = load(data)
+    total = group.variances.mean(0).sum(-1)
+    for i, name in enumerate(ESTIMATORS):
+        assert metrics["relative_variance"][name] == pytest.approx(total[i] / total[0], abs=1e-6)
+    assert metrics["relative_variance"]["on_policy"] == 1
+    assert metrics["episodes_to_match"]["on_policy"] == pytest.approx(300, abs=30)  # a curve of 4 runs is not monotone
+    known = metrics["exact_relative_variance"]
+    assert known["son_balanced"] is None
+    assert metrics["relative_variance"]["mpe"] == pytest.approx(known["mpe"], rel=0.2)
+    assert metrics["relative_variance"]["mpe_baseline"] == pytest.approx(known["mpe_baseline"], rel=0.2)
+
+
+def test_curves_start_at_on_policys_error(data):
+    with (data / "evaluate" / ENV / "curves.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == len(ESTIMATORS) * 4 * len(load(data).points)
+    first = next(row for row in rows if (row["estimator"], row["policy"]) == ("on_policy", "all"))
+    assert (first["episodes"], float(first["relative_error"])) == ("3", 1.0)
+
+
+def test_the_stage_prints_its_table(data):
+    rows = evaluate.describe(data / "evaluate" / ENV)
+    assert [row[0] for row in rows] == [estimator.label for estimator in ESTIMATORS.values()]
+    assert rows[0][4] == "300" or abs(int(rows[0][4]) - 300) < 30
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"runs": 1}, "evaluate.runs is 1, expected a whole number of at least 2"),
+        ({"match": 900}, "evaluate.match is 900, expected at most 600 = episodes"),
+        ({"match": 301}, "evaluate.match and evaluate.episodes are 301 and 600, expected multiples of 15"),
+        ({"more": 1}, "params.yaml: evaluate.more is unknown"),
+    ],
+)
+def test_bad_parameters_are_refused_by_name(change, message, monkeypatch, data):
+    monkeypatch.setattr(evaluate, "section", lambda stage: {**EVALUATE, **change})
+    with pytest.raises(ValueError, match=message):
+        evaluate.prepare(ENV, data)
+
+
+def test_without_the_earlier_stages_it_says_what_to_run_first(tmp_path, capsys):
+    arguments = ["--env", ENV, "--groups", "0-0", "--data", str(tmp_path)]
+    assert shards.shard_main("evaluate", "", evaluate.run, arguments) == 2
+    expected = f"evaluate: {tmp_path}/targets/{ENV}: 0 groups, expected the stage `targets` to have run\n"
+    assert capsys.readouterr().err == expected
+
+
+def test_a_cut_off_file_of_runs_is_not_whole(data, tmp_path):
+    whole = (data / "evaluate" / ENV / "runs" / "group-00" / "runs.safetensors").read_bytes()
+    assert evaluate.is_whole(data / "evaluate" / ENV / "runs" / "group-00")
+    (tmp_path / "runs.safetensors").write_bytes(whole[:-9])
+    assert not evaluate.is_whole(tmp_path)
+
+
+def test_the_report_has_tables_in_three_forms_and_figures_in_two(data):
+    out = data / "report" / ENV
+    for name in ("relative_variance", "episodes_to_match"):
+        for suffix in ("md", "csv", "tex"):
+            assert "SODI" in (out / f"{name}.{suffix}").read_text()
+    table = (out / "relative_variance.md").read_text().splitlines()
+    metrics = json.loads((data / "evaluate" / ENV / "metrics.json").read_text())
+    assert table[3].startswith(f"| MPE | {metrics['relative_variance']['mpe']:.3f} |")
+    assert table[3].endswith("| 0.125 |")  # the paper's
+    for name in ("relative_error", "policies"):
+        assert (out / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+        assert "SON, balanced" in (out / f"{name}.svg").read_text() or name == "policies"
+    assert (out / "verdict.txt").read_text().startswith("Expected ")
+
+
+def test_the_report_is_printed_and_joined(data, capsys):
+    assert report.main(["--env", ENV, "--data", str(data)]) == 0
+    printed = capsys.readouterr().out
+    assert "MPE + q baseline" in printed
+    assert f"Figures: {data}/report/{ENV}/relative_error.png" in printed
+    assert report.main(["--all", "--data", str(data)]) == 0
+    assert "Gridworld 1,000, ours" in capsys.readouterr().out
+    assert (data / "report" / "all" / "figure_1.svg").exists()
+    assert report.main(["--env", "ant", "--data", str(data)]) == 2
+    assert capsys.readouterr().err.endswith("metrics.json: no such file, expected the stage `evaluate` to have run\n")
