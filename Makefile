@@ -7,11 +7,12 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 export MLFLOW_DISABLE_TELEMETRY := true
 export DO_NOT_TRACK := 1
 
-.PHONY: main test test-slow lint format select calibrate bench bench-memory bench-learning clean
+.PHONY: main report test test-slow lint format select calibrate bench bench-memory bench-learning clean
 .DEFAULT_GOAL := main
 
 main: .venv/ready
-	$(BIN)/python -m tasks.demo
+	$(BIN)/dvc repro report@gridworld-1000
+	$(BIN)/python -m tasks.report --env gridworld-1000
 
 test: lint
 	$(BIN)/python -m pytest
@@ -39,6 +40,9 @@ bench-memory: .venv/ready
 bench-learning: .venv/ready
 	$(PIP) --editable '.[bench]'
 	$(BIN)/python -m benchmarks.ppo_learning
+
+report: .venv/ready
+	$(BIN)/python -m tasks.report --all
 
 select: .venv/ready
 	$(BIN)/python -m tasks.select

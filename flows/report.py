@@ -35,11 +35,11 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         environments.check_env(args.env)
         stage.read_metrics(args.env, args.data)
-        report(args.env, args.data)
+        out = report(args.env, args.data)
     except (ValueError, OSError) as error:
         print(f"report: {error}", file=sys.stderr)
         return 2
-    stage.show(args.env, args.data)
+    print(f"Tables and figures: {out}")
     return 0
 
 

@@ -21,21 +21,20 @@ Loggers = Literal["targets", "mu", "odi"]
 
 @dataclass(frozen=True)
 class Logged:
-    """N episodes of J loggers in turns, with all that a return needs."""
+    """N episodes of J loggers in turns, with all that a return needs; what few need is computed when asked for."""
 
     rewards: Array  # [N, T]
     target_probs: Array  # of the actions taken, [K, N, T]
-    logger_probs: Array  # the same of every logger, [J, N, T]
-    b_taken: Array  # the baseline at the actions taken, [K, N, T]
-    b_expected: Array  # its expectation under each target, [K, N, T]
+    own_probs: Array  # the same of the logger that ran the episode, [N, T]
+    logger_probs: Callable[[], Array]  # the same of every logger, [J, N, T]
+    b: Callable[[], tuple[Array, Array]]  # the baseline at the actions taken, and its expectation, [K, N, T] each
+    counts: Ints  # episodes of each logger, [J]
     lengths: Ints | None = None  # [N]; None: all of the horizon
 
     @cached_property
     def log_rho(self) -> Array:
         """Of each target to the logger that ran the episode; `[K, N, T]`."""
-        n = np.arange(len(self.rewards))
-        own = self.logger_probs[n % len(self.logger_probs), n]  # [N, T]
-        return estimators.log_ratios(self.target_probs, own, self.lengths)
+        return estimators.log_ratios(self.target_probs, self.own_probs, self.lengths)
 
 
 def pdis(logged: Logged) -> Array:
@@ -45,13 +44,14 @@ def pdis(logged: Logged) -> Array:
 
 def baseline(logged: Logged) -> Array:
     """The baseline (doubly robust) return; `[K, N]`."""
-    return estimators.baseline_return(logged.rewards, logged.log_rho, logged.b_taken, logged.b_expected, logged.lengths)
+    return estimators.baseline_return(logged.rewards, logged.log_rho, *logged.b(), logged.lengths)
 
 
 def balanced(logged: Logged) -> Array:
     """Pooling by the prefix balance heuristic; `[K, N]`."""
-    counts = np.bincount(np.arange(len(logged.rewards)) % len(logged.logger_probs))
-    return estimators.balanced(logged.rewards, logged.target_probs, logged.logger_probs, counts, logged.lengths)
+    return estimators.balanced(
+        logged.rewards, logged.target_probs, logged.logger_probs(), logged.counts, logged.lengths
+    )
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def run(log: Callable[[Loggers], Logged], points: Ints) -> Run:
         key = estimator.loggers, estimator.returns
         if key not in values:
             values[key] = estimator.returns(logged[estimator.loggers])
-        loggers = len(logged[estimator.loggers].logger_probs)
+        loggers = len(logged[estimator.loggers].counts)
         found = own_estimates(values[key], points) if estimator.own else pooled_estimates(values[key], points, loggers)
         estimates.append(found[0])
         variances.append(found[1])
@@ -132,10 +132,15 @@ def log_tabular(world: World, tables: Tables, loggers: Loggers, episodes: int, r
     """Episodes of a world with counted states."""
     table = {"targets": tables.targets, "mu": tables.mu[None], "odi": tables.odi}[loggers]
     found = rollout(world, table, episodes, rng)
-    expected = found.at((tables.targets * tables.b).sum(-1))
     target_probs = found.probs(tables.targets)
-    logger_probs = target_probs if loggers == "targets" else found.probs(table)
-    return Logged(found.rewards, target_probs, logger_probs, found.probs(tables.b), expected)
+    return Logged(
+        found.rewards,
+        target_probs,
+        found.own_probs(table),
+        lambda: target_probs if loggers == "targets" else found.probs(table),
+        lambda: (found.probs(tables.b), found.at((tables.targets * tables.b).sum(-1))),
+        np.bincount(np.arange(episodes) % len(table)),
+    )
 
 
 def check_points(points: ArrayLike, policies: int) -> Ints:

@@ -32,6 +32,14 @@ class Episodes(NamedTuple):
         x = np.asarray(table, dtype=np.float64)
         return _look_up(x.reshape(*x.shape[:-2], -1), self.states * x.shape[-1] + self.actions)
 
+    def own_probs(self, loggers: ArrayLike) -> Array:
+        """The same of the logger that ran the episode, of J in turns `[J, T, S, A]`; `[N, T]`."""
+        x = np.asarray(loggers, dtype=np.float64)
+        n_loggers, horizon, n_states, n_actions = x.shape
+        stacked = np.moveaxis(x, 0, 1).reshape(horizon, -1)  # [T, J * S * A]
+        first = np.arange(len(self.states)) % n_loggers * n_states  # row of state 0 of each episode's logger
+        return _look_up(stacked, (self.states + first[:, None]) * n_actions + self.actions)
+
     def at(self, table: ArrayLike) -> Array:
         """The value of each table `[..., T, S]` at the states; `[..., N, T]`."""
         return _look_up(np.asarray(table, dtype=np.float64), self.states)

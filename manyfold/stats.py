@@ -42,8 +42,8 @@ def relative_errors(estimates: Array, truth: Array) -> Array:
 def episodes_to_match(points: Ints, errors: Array, at: int) -> Array:
     """Episodes with which each estimator's error is that of the first one at `at` episodes; `[E]`.
 
-    Log-log between points. Where the error at the first point is already smaller, or at the last one still larger, the
-    law of all these estimators continues the curve: error ~ 1 / sqrt(episodes).
+    Each curve is smoothed by a parabola in log-log, whose noise would otherwise decide where it crosses. Outside of the
+    points, the law of all these estimators continues it: error ~ 1 / sqrt(episodes).
 
     Args:
         errors: mean errors `[E, points]`.
@@ -51,16 +51,20 @@ def episodes_to_match(points: Ints, errors: Array, at: int) -> Array:
     """
     if at not in points:
         raise ValueError(f"at is {at}, expected one of the points {points.tolist()!s:.80}")
-    wanted = errors[0, list(points).index(at)]
+    x = np.log(points)
+    fine = np.append(np.linspace(x[0], x[-1], 2001), np.log(at))
+    fine.sort()
+    smooth = [np.polyval(np.polyfit(x, np.log(curve), min(2, len(x) - 1)), fine) for curve in errors]
+    wanted = smooth[0][np.searchsorted(fine, np.log(at))]
     out = []
-    for curve in errors:
-        falling = np.minimum.accumulate(curve)  # noise may make it rise
+    for curve in smooth:
+        falling = np.minimum.accumulate(curve)
         if wanted >= falling[0]:
-            out.append(points[0] * (falling[0] / wanted) ** 2)
+            out.append(points[0] * np.exp(2 * (falling[0] - wanted)))
         elif wanted < falling[-1]:
-            out.append(points[-1] * (falling[-1] / wanted) ** 2)
+            out.append(points[-1] * np.exp(2 * (falling[-1] - wanted)))
         else:
-            out.append(np.exp(np.interp(-np.log(wanted), -np.log(falling), np.log(points))))
+            out.append(np.exp(fine[np.searchsorted(-falling, -wanted)]))
     return np.array(out)
 
 

@@ -43,7 +43,6 @@ PAPER_EPISODES = {
     "walker": {"on_policy": 1000, "mpe": 97, "odi": 542, "son": 749, "sodi": 1033},
 }
 TITLES = {"gridworld-1000": "Gridworld 1,000", "gridworld-27000": "Gridworld 27,000"}
-HEADER = ("file", "what it shows")
 
 
 class Curve(NamedTuple):
@@ -240,22 +239,6 @@ def build_all(data: Path) -> Path:
         write_table(episodes, folder / "episodes_to_match")
         draw_errors(envs, data, folder / "figure_1")
     return out
-
-
-def describe(out: Path) -> list[tuple[str, ...]]:
-    """The files and what they are for."""
-    shows = {
-        "relative_variance": "variance relative to on-policy MC at equal cost, the paper's beside it",
-        "episodes_to_match": "episodes that give the accuracy of 1,000 on-policy ones",
-        "relative_error": "Figure 1: error against total episodes",
-        "policies": "the same for each target policy",
-        "verdict": "what was expected and what was found",
-    }
-    rows = []
-    for name, text_ in shows.items():
-        files = sorted(path.suffix for path in out.glob(f"{name}.*"))
-        rows.append((f"{out / name}{{{','.join(files)}}}", text_))
-    return rows
 
 
 def show(env: str, data: Path) -> None:

@@ -1,12 +1,10 @@
 """Online runs: every estimator is unbiased, and its spread is what exact dynamic programming says."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 
 from manyfold import evaluation, exact
-from manyfold.evaluation import ESTIMATORS, Logged, Tables
+from manyfold.evaluation import ESTIMATORS, Tables
 from manyfold.gridworld import Gridworld
 from manyfold.rollout import rollout
 from manyfold.streams import stream
@@ -74,11 +72,10 @@ def test_every_estimator_is_unbiased_and_has_the_exact_variance(world):
 
 def test_on_policy_is_plain_monte_carlo(world):
     grid, _, tables = world
-    logged = evaluation.log_tabular(grid, tables, "targets", 40, stream("test"))
     points = np.array([20, 40])
-    log = {"targets": logged, "mu": dataclasses.replace(logged, logger_probs=logged.logger_probs[:1]), "odi": logged}
-    found = evaluation.run(lambda name: log[name], points)
-    returns = logged.rewards.sum(-1)
+    logged = {name: evaluation.log_tabular(grid, tables, name, 40, stream("test")) for name in ("targets", "mu", "odi")}
+    found = evaluation.run(lambda name: logged[name], points)
+    returns = logged["targets"].rewards.sum(-1)
     for k in range(K):
         np.testing.assert_allclose(found.estimates[0, :, k], [returns[k:20:K].mean(), returns[k::K].mean()])
     assert next(iter(ESTIMATORS)) == "on_policy"
@@ -97,10 +94,22 @@ def test_estimates_and_variances_by_hand():
     np.testing.assert_allclose(variances, values.var(1, ddof=1))
 
 
-def test_ratios_are_to_the_logger_that_ran_the_episode():
-    probs = np.array([[[0.5], [0.25]], [[0.1], [0.2]]])  # [J = 2, N = 2, T = 1]
-    logged = Logged(np.ones((2, 1)), np.full((1, 2, 1), 0.2), probs, np.zeros((1, 2, 1)), np.zeros((1, 2, 1)))
-    np.testing.assert_allclose(np.exp(logged.log_rho)[0, :, 0], [0.2 / 0.5, 0.2 / 0.2])
+@pytest.mark.parametrize("loggers", ["targets", "mu", "odi"])
+def test_ratios_are_to_the_logger_that_ran_the_episode(world, loggers):
+    grid, _, tables = world
+    logged = evaluation.log_tabular(grid, tables, loggers, 10, stream("test"))
+    every = logged.logger_probs()
+    assert len(every) == len(logged.counts) == (1 if loggers == "mu" else K)
+    own = np.stack([every[i % len(every), i] for i in range(10)])
+    np.testing.assert_array_equal(logged.own_probs, own)
+    np.testing.assert_allclose(np.exp(logged.log_rho), logged.target_probs / own)
+    taken, expected = logged.b()
+    found = rollout(grid, getattr(tables, loggers), 10, stream("test"))
+    for k, n, t in ((0, 0, 0), (3, 7, 2), (1, 9, 3)):
+        s, a = found.states[n, t], found.actions[n, t]
+        assert taken[k, n, t] == tables.b[k, t, s, a]
+        assert expected[k, n, t] == pytest.approx(tables.targets[k, t, s] @ tables.b[k, t, s])
+        assert logged.target_probs[k, n, t] == tables.targets[k, t, s, a]
 
 
 @pytest.mark.parametrize("points", [[], [3], [4, 4], [0, 8], [4]])

@@ -11,7 +11,6 @@ from manyfold import exact
 from manyfold.gridworld import Gridworld
 from manyfold.networks import NetworkPolicySet
 from tasks import accuracy, behavior, fits, params, q, q_hat, shards
-
 from tests.tasks.conftest import ENV, FIT
 
 
