@@ -148,18 +148,22 @@ def main(arguments: list[str] | None = None) -> int:
         "MPE + q baseline, fitted": np.array([g.fitted_baseline for g in groups]),
         "predicted over exact, off by": np.concatenate([np.abs(g.plan[1] / g.plan[0] - 1) for g in groups]),
     }
+    lines = [(label, *(f"{x:.4f}" for x in (row.mean(), np.median(row), row.max()))) for label, row in rows.items()]
+    header = ("", "mean", "median", "worst")
     table = Table(title=f"{args.env}: {count} groups, fits against exact values")
-    for column in ("", "mean", "median", "worst"):
+    for column in header:
         table.add_column(column, justify="right" if column else "left")
-    for label, x in rows.items():
-        table.add_row(label, f"{x.mean():.4f}", f"{np.median(x):.4f}", f"{x.max():.4f}")
+    for line in lines:
+        table.add_row(*line)
     Console().print(table)
+    with whole(path.with_suffix(".md")) as part:
+        part.write_text("".join("| " + " | ".join(line) + " |\n" for line in (header, ("---",) * 4, *lines)))
     off = rows["predicted over exact, off by"]
     for most in (0.2, 0.3):
         print(
             f"Predicted relative variance within {most:.0%} of the exact one: {np.mean(off <= most):.1%} of {len(off)}."
         )
-    print(f"Figure: {path}")
+    print(f"Figure and table: {path.with_suffix('')}.png, .md")
     return 0
 
 
