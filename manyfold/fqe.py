@@ -148,6 +148,10 @@ class ValueNets:
         return nets, [Check(*check) for check in json.loads(about["curves"])]
 
 
+class Diverged(ValueError):
+    """A fit ran away; for q and q_hat a matter of the learning rate, for m also of weights that explode."""
+
+
 class Check(NamedTuple):
     """The state of a fit at some moment; errors are mean squares of the scaled Bellman error over policies."""
 
@@ -351,7 +355,7 @@ def _gradient(nets: ValueNets, slots: dict[str, Tensor], batch: Batch, target: T
 
 def _refuse_divergence(check: Check, curves: list[Check]) -> None:
     if not np.isfinite(check.held_out) or (curves and check.held_out > 1e4 * (curves[0].held_out + 1e-6)):
-        raise ValueError(
+        raise Diverged(
             f"the fit diverged: held-out error {check.held_out:.3g} after {check.update} updates, "
             f"{curves[0].held_out if curves else float('nan'):.3g} at first; lower the learning rate"
         )

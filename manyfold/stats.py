@@ -51,10 +51,12 @@ def episodes_to_match(points: Ints, errors: Array, at: int) -> Array:
     """
     if at not in points:
         raise ValueError(f"at is {at}, expected one of the points {points.tolist()!s:.80}")
-    x = np.log(points)
+    if np.isnan(errors).any():
+        raise ValueError("errors have NaN, expected the mean errors of every estimator at every point")
+    x, positive = np.log(points), np.maximum(errors, np.finfo(np.float64).tiny)
     fine = np.append(np.linspace(x[0], x[-1], 2001), np.log(at))
     fine.sort()
-    smooth = [np.polyval(np.polyfit(x, np.log(curve), min(2, len(x) - 1)), fine) for curve in errors]
+    smooth = [np.polyval(np.polyfit(x, np.log(curve), min(2, len(x) - 1)), fine) for curve in positive]
     wanted = smooth[0][np.searchsorted(fine, np.log(at))]
     out = []
     for curve in smooth:
@@ -69,11 +71,11 @@ def episodes_to_match(points: Ints, errors: Array, at: int) -> Array:
 
 
 def bias(estimates: Array, truth: Array) -> tuple[Array, Array]:
-    """The mean error over all runs and targets and its standard error, `[E]` each; `[G, R, E, K]` and `[G, K]`.
+    """The mean error over all groups and runs and its standard error, `[E, K]` each; `[G, R, E, K]` and `[G, K]`.
 
-    The errors of one run's targets come from the same episodes: their mean is one number, and runs are independent.
+    One policy at a time: over all K together, the errors of pooled estimators cancel by construction.
     """
-    errors = (estimates - truth[:, None, None]).mean(-1)  # [G, R, E]
+    errors = estimates - truth[:, None, None]  # [G, R, E, K]
     groups, runs = errors.shape[:2]
     within = errors.var(1, ddof=1).sum(0) / runs / groups**2
     return errors.mean((0, 1)), np.sqrt(within)

@@ -62,11 +62,12 @@ def measure(env: str, group: int, data: Path) -> Group:
     inputs = Inputs(env, group, data)
     mdp = Gridworld.draw(environments.GRIDWORLDS[env], group).to_mdp()
     behavior = design(inputs)
-    (policies, q, q_hat), mu, _ = behavior.tables()
+    (policies, q, _), mu, odi = behavior.tables()
     true_q, true_q_hat = exact.action_values(mdp, policies), exact.second_moments(mdp, policies)
     share = visits(mdp, policies)
     ideal, found = (
-        exact.estimator_variances(mdp, policies, moments, b) for moments, b in ((true_q_hat, true_q), (q_hat, q))
+        exact.estimator_variances(mdp, policies, true_q_hat, b, designed)
+        for b, designed in ((true_q, None), (q, (mu, odi)))
     )
     relative = exact.pdis_variance(mdp, policies, mu) / found["on_policy"]
     predicted = json.loads((inputs.folder("behavior") / "behavior.json").read_text())["predicted_relative_variance"]
@@ -81,7 +82,7 @@ def measure(env: str, group: int, data: Path) -> Group:
         found_mean["mpe_baseline"],
         tuple(ValueNets.load(inputs.folder(stage) / f"{stage}.safetensors")[1] for stage in ("q", "q_hat")),
         (true_q[often], q[often]),
-        (relative, np.array(predicted)),
+        (relative, np.array(predicted, dtype=float)),
     )
 
 
@@ -146,7 +147,9 @@ def main(arguments: list[str] | None = None) -> int:
         "MPE, fitted over exact": np.array([g.fitted_mpe / g.exact_mpe for g in groups]),
         "MPE + q baseline, exact": np.array([g.exact_baseline for g in groups]),
         "MPE + q baseline, fitted": np.array([g.fitted_baseline for g in groups]),
-        "predicted over exact, off by": np.concatenate([np.abs(g.plan[1] / g.plan[0] - 1) for g in groups]),
+        "predicted over exact, off by": np.concatenate(
+            [np.abs(np.nan_to_num(g.plan[1] / g.plan[0], nan=np.inf) - 1) for g in groups]
+        ),
     }
     lines = [(label, *(f"{x:.4f}" for x in (row.mean(), np.median(row), row.max()))) for label, row in rows.items()]
     header = ("", "mean", "median", "worst")

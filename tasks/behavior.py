@@ -50,7 +50,9 @@ def problem(inputs: Inputs) -> tuple[Reward, Weights]:
 
 
 def verdict(relative: np.ndarray, total: float, names: tuple[str, ...]) -> str:
-    """One sentence that a person can act on."""
+    """One sentence that a person can act on; `total` is NaN where the fit of m ran away."""
+    if np.isnan(total):
+        return "Expect an explosion: even the fit of the variance ran away. Evaluate these policies one by one."
     said = f"Expect {total:.0%} of on-policy's variance"
     odd = int(relative.argmax())
     if relative[odd] > 2 * max(total, float(np.median(relative))):
@@ -61,14 +63,17 @@ def verdict(relative: np.ndarray, total: float, names: tuple[str, ...]) -> str:
 
 
 def json_numbers(x: np.ndarray) -> list[list[float | None]]:
-    """Rounded, and null for NaN, which JSON does not have."""
-    return [[None if np.isnan(v) else round(v, 6) for v in row] for row in x.tolist()]
+    """Rounded, and null for NaN and infinity, which JSON does not have."""
+    return [[round(v, 6) if np.isfinite(v) else None for v in row] for row in x.tolist()]
 
 
-def finish(inputs: Inputs, m: ValueNets, folder: Path) -> None:
+def finish(inputs: Inputs, m: ValueNets | None, folder: Path) -> None:
     """behavior.json and .png: predictions, similarity and the verdict; mu.pt2, mu.onnx and mu.json."""
     behavior, rows = design(inputs), inputs.transitions()
-    prediction = predict(behavior, m, rows.initial_states(SAMPLE))
+    initial = rows.initial_states(SAMPLE)
+    prediction = predict(behavior, m or behavior.q_hat, initial)
+    if m is None:
+        prediction = prediction._replace(plan=np.full(behavior.policies.n_policies, np.nan))
     batch = next(iter(rows.batches(SAMPLE, np.random.default_rng(0))))
     alike = similar(behavior, batch.state, batch.t, 1 / behavior.policies.n_policies)
     names, relative = behavior.policies.spec.names, prediction.relative
@@ -78,10 +83,10 @@ def finish(inputs: Inputs, m: ValueNets, folder: Path) -> None:
         "group": inputs.group,
         "alpha": behavior.alpha,
         "verdict": verdict(relative, total, names),
-        "relative_variance": total,
+        "relative_variance": None if np.isnan(total) else total,
         "policies": names,
-        **{f"predicted_{name}": x.tolist() for name, x in prediction._asdict().items()},
-        "predicted_relative_variance": relative.tolist(),
+        **{f"predicted_{name}": json_numbers(x[None])[0] for name, x in prediction._asdict().items()},
+        "predicted_relative_variance": json_numbers(relative[None])[0],
         **{name: json_numbers(x) for name, x in alike._asdict().items()},
     }
     (folder / "behavior.json").write_text(json.dumps(about, indent=1) + "\n")
@@ -119,22 +124,24 @@ def draw(about: dict[str, Any], path: Path) -> None:
     middle.legend(frameon=False)
     for axes in (left, middle):
         axes.set_xlabel("t")
-    relative = about["predicted_relative_variance"]
-    right.bar(range(len(relative)), relative, color="#0072B2")
+    relative = np.array(about["predicted_relative_variance"], dtype=float)
+    right.plot(range(len(relative)), relative, "o", color="#0072B2", markersize=8)
     right.axhline(1, color="#000000", linewidth=0.8)
-    right.axhline(about["relative_variance"], color="#D55E00", linestyle="--", label="all policies together")
+    right.axhline(about["relative_variance"] or np.nan, color="#D55E00", linestyle="--", label="all policies together")
     right.set_yscale("log")
     right.set_xticks(range(len(relative)))
     right.set_xlabel("policy")
     right.set_ylabel("predicted variance / on-policy MC's")
+    known = relative[np.isfinite(relative)]
+    right.set_ylim(min(0.05, 0.8 * known.min(initial=1)), max(3.0, 2 * known.max(initial=1)))
     right.set_title("What MPE will give at equal cost")
-    right.legend(frameon=False)
+    right.legend(frameon=False, loc="upper center")
     figure.suptitle(about["verdict"], fontsize=11)
     figure.savefig(path, dpi=100)
     plt.close(figure)
 
 
-STAGE = FitStage("behavior", ("targets", "offline", "q", "q_hat"), problem, "m", params, finish)
+STAGE = FitStage("behavior", ("targets", "offline", "q", "q_hat"), problem, "m", params, finish, True)
 prepare, run, collect = STAGE.prepare, STAGE.run, STAGE.collect
 
 
@@ -145,7 +152,7 @@ def describe(out: Path) -> list[tuple[str, ...]]:
         about = json.loads(path.read_text())
         spread = np.nanmedian(np.array(about["eta_spread"], dtype=float))
         third, fourth = (np.nanmean(np.array(about[name], dtype=float)) for name in ("theorem_3", "theorem_4"))
-        predicted = f"{about['relative_variance']:.3f}"
+        predicted = "" if about["relative_variance"] is None else f"{about['relative_variance']:.3f}"
         rows.append((path.parent.name, f"{spread:.2f}", f"{third:.0%}, {fourth:.0%}", predicted, about["verdict"]))
     return rows
 

@@ -23,12 +23,13 @@ from manyfold.mdp import Array, Ints
 from manyfold.streams import stream
 from tasks import shards
 from tasks.behavior import design
+from tasks.behavior import params as behavior_params
 from tasks.files import whole
-from tasks.fits import Inputs, fingerprint
+from tasks.fits import Inputs, earlier
 from tasks.params import check_names, section
 from tasks.shards import group_name, reporter, shard_main, whole_folder
 
-HEADER = ("estimator", "relative variance", "median", "exact", "episodes to match", "mean error / its SE")
+HEADER = ("estimator", "relative variance", "median", "exact", "episodes to match", "largest mean error / its SE")
 NEEDS = ("targets", "q", "q_hat", "behavior")
 
 
@@ -64,17 +65,13 @@ def points(protocol: Protocol, policies: int) -> Ints:
 
 
 def prepare(env: str, data: Path) -> tuple[int, Path]:
-    """The number of groups and the work folder; every earlier stage must have the same groups."""
+    """The number of groups and the work folder."""
     protocol = read_protocol()
     if env in environments.ROBOTS:
         raise ValueError(f"{env}: the robots' evaluation is not there yet, expected a Gridworld")
-    groups = [sorted(folder.name for folder in (data / need / env).glob("group-*")) for need in NEEDS]
-    for need, names in zip(NEEDS, groups, strict=True):
-        if not names or names != groups[0]:
-            raise ValueError(f"{data / need / env}: {len(names)} groups, expected the stage `{need}` to have run")
+    groups, seen = earlier(NEEDS, env, data)
     points(protocol, Inputs(env, 0, data).policies().n_policies)
-    seen = [fingerprint(data / need / env / name) for need in NEEDS for name in groups[0]]
-    return len(groups[0]), shards.work_folder("evaluate", env, [protocol, list(ESTIMATORS), seen], data)
+    return groups, shards.work_folder("evaluate", env, [protocol, behavior_params()[1], seen], data)
 
 
 class Group(NamedTuple):
@@ -155,12 +152,13 @@ def is_whole(folder: Path) -> bool:
 
 
 def collect(env: str, groups: int, work: Path, data: Path) -> Path:
-    """Puts the runs in place and writes metrics.json and curves.csv."""
+    """Writes metrics.json and curves.csv, then puts the runs in place: an interrupted call can be repeated."""
     out = data / "evaluate" / env
+    folders = [folder for group in range(groups) for folder in work.rglob(group_name(group))]
+    if len(folders) == groups and all(map(is_whole, folders)):
+        found = [Group.load(folder / "runs.safetensors") for folder in folders]
+        write_metrics(env, read_protocol(), len(found[0].truth), found, out)
     shards.collect(out / "runs", groups, work, is_whole)
-    found = [Group.load(out / "runs" / group_name(group) / "runs.safetensors") for group in range(groups)]
-    names = Inputs(env, 0, data).policies().n_policies
-    write_metrics(env, read_protocol(), names, found, out)
     return out
 
 
@@ -177,7 +175,9 @@ def write_metrics(env: str, protocol: Protocol, policies: int, found: list[Group
     mean, error = stats.bias(estimates[:, :, :, -1], truth)
 
     def named(x: Array, digits: int = 6) -> dict[str, float | None]:
-        return {name: None if np.isnan(v) else round(float(v), digits) for name, v in zip(ESTIMATORS, x, strict=True)}
+        return {
+            name: None if not np.isfinite(v) else round(float(v), digits) for name, v in zip(ESTIMATORS, x, strict=True)
+        }
 
     metrics = {
         "env": env,
@@ -192,8 +192,7 @@ def write_metrics(env: str, protocol: Protocol, policies: int, found: list[Group
         "exact_relative_variance": named(known.mean),
         "exact_relative_variance_median": named(known.median),
         "episodes_to_match": named(match, 1),
-        "mean_error": named(mean),
-        "mean_error_se": named(error),
+        "largest_mean_error": named(np.abs(mean / error).max(-1), 2),  # in standard errors, over the policies
     }
     with whole(out / "metrics.json") as part:
         part.write_text(json.dumps(metrics, indent=1) + "\n")
@@ -222,7 +221,7 @@ def describe(out: Path) -> list[tuple[str, ...]]:
                 f"{metrics['relative_variance_median'][name]:.4f}",
                 "" if known is None else f"{known:.4f}",
                 f"{metrics['episodes_to_match'][name]:,.0f}",
-                f"{metrics['mean_error'][name] / metrics['mean_error_se'][name]:+.1f}",
+                f"{metrics['largest_mean_error'][name]:.1f}",
             )
         )
     return rows

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from manyfold import environments
-from manyfold.fqe import Config, Reward, ValueNets, Weights, fit
+from manyfold.fqe import Config, Diverged, Reward, ValueNets, Weights, fit
 from manyfold.networks import NetworkPolicySet
 from manyfold.streams import stream
 from manyfold.transitions import Transitions
@@ -43,8 +43,8 @@ class Inputs:
         return ValueNets.load(self.folder(stage) / f"{stage}.safetensors")[0]
 
 
-def no_more(inputs: Inputs, nets: ValueNets, folder: Path) -> None:
-    """Nothing beside the fit itself."""
+def no_more(inputs: Inputs, nets: ValueNets | None, folder: Path) -> None:
+    """Nothing beside the fit itself; without one there is nothing at all."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,7 @@ class FitStage:
         fitted: what is fitted: the file's name.
         params: the hyperparameters of the fit, and whatever else the result depends on.
         finish: writes what else belongs to the group's folder.
+        may_diverge: a fit that ran away is a result too, `finish` gets None; otherwise it ends the stage.
     """
 
     name: str
@@ -65,18 +66,14 @@ class FitStage:
     problem: Callable[[Inputs], tuple[Reward, Weights]]
     fitted: str
     params: Callable[[], tuple[Config, object]]
-    finish: Callable[[Inputs, ValueNets, Path], None] = no_more
+    finish: Callable[[Inputs, ValueNets | None, Path], None] = no_more
+    may_diverge: bool = False
 
     def prepare(self, env: str, data: Path) -> tuple[int, Path]:
-        """The number of groups and the work folder; every earlier stage must have the same groups."""
+        """The number of groups and the work folder."""
         config, more = self.params()
-        groups = [sorted(folder.name for folder in (data / need / env).glob("group-*")) for need in self.needs]
-        for need, names in zip(self.needs, groups, strict=True):
-            if not names or names != groups[0]:
-                raise ValueError(f"{data / need / env}: {len(names)} groups, expected the stage `{need}` to have run")
-        seen = [fingerprint(data / need / env / name) for need in self.needs for name in groups[0]]
-        key = [asdict(config), more, seen]
-        return len(groups[0]), shards.work_folder(self.name, env, key, data)
+        groups, seen = earlier(self.needs, env, data)
+        return groups, shards.work_folder(self.name, env, [asdict(config), more, seen], data)
 
     def run(self, env: str, groups: list[int], data: Path) -> Path:
         """Fits one shard's groups, one after the other; those that are there already are kept, a begun one goes on."""
@@ -95,12 +92,19 @@ class FitStage:
 
                 rng, state = stream("fit", self.fitted, env, group), work / f"{out.name}.state"
                 cells = inputs.policies().spec.n_cells
-                found = fit(inputs.transitions(), *self.problem(inputs), rng, config, cells, progress, state)
+                about: dict[str, object] = {"env": env, "group": group}
+                try:
+                    found = fit(inputs.transitions(), *self.problem(inputs), rng, config, cells, progress, state)
+                    about |= found.curves[-1]._asdict()
+                except Diverged as error:
+                    if not self.may_diverge:
+                        raise ValueError(f"{out.name}: {error}") from None
+                    found, about = None, about | {"diverged": str(error)}
                 with whole_folder(out) as folder:
-                    found.nets.save(folder / f"{self.fitted}.safetensors", found.curves)
-                    about = {"env": env, "group": group, **found.curves[-1]._asdict()}
+                    if found:
+                        found.nets.save(folder / f"{self.fitted}.safetensors", found.curves)
                     (folder / f"{self.fitted}.json").write_text(json.dumps(about, indent=1) + "\n")
-                    self.finish(inputs, found.nets, folder)
+                    self.finish(inputs, found.nets if found else None, folder)
                 state.unlink(missing_ok=True)
             report((i + 1) * updates, "")
         return work
@@ -108,8 +112,9 @@ class FitStage:
     def is_whole(self, folder: Path) -> bool:
         """Whether a group's folder holds its nets, and they load."""
         try:
-            ValueNets.load(folder / f"{self.fitted}.safetensors")
-            json.loads((folder / f"{self.fitted}.json").read_text())
+            about = json.loads((folder / f"{self.fitted}.json").read_text())
+            if "diverged" not in about:
+                ValueNets.load(folder / f"{self.fitted}.safetensors")
         except (ValueError, OSError):
             return False
         return True
@@ -139,6 +144,15 @@ def read_config(stage: str, params: dict[str, Any]) -> Config:
         return Config(**params)
     except (ValueError, TypeError) as error:
         raise ValueError(f"{stage}.{error}") from None
+
+
+def earlier(needs: tuple[str, ...], env: str, data: Path) -> tuple[int, list[list[str]]]:
+    """The number of groups, which every earlier stage must have alike, and what they hold."""
+    groups = [sorted(folder.name for folder in (data / need / env).glob("group-*")) for need in needs]
+    for need, names in zip(needs, groups, strict=True):
+        if not names or names != groups[0]:
+            raise ValueError(f"{data / need / env}: {len(names)} groups, expected the stage `{need}` to have run")
+    return len(groups[0]), [fingerprint(data / need / env / name) for need in needs for name in groups[0]]
 
 
 def fingerprint(folder: Path) -> list[str]:

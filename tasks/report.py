@@ -178,9 +178,9 @@ def draw_policies(env: str, data: Path, path: Path) -> None:
         if k < metrics["policies"]:
             plot_errors(axes, curves, str(k), markers=False)
             axes.set_title(f"policy {k}", fontsize=10)
+            axes.set_xlabel("total episodes" if k + columns >= metrics["policies"] else "")
         else:
             axes.set_visible(False)
-    figure.supxlabel("total episodes")
     figure.supylabel("relative error")
     figure.suptitle(f"{title(env)}: each target policy, from the earliest checkpoint to the latest")
     handles, labels = panels[0][0].get_legend_handles_labels()
@@ -195,11 +195,12 @@ def verdict(env: str, data: Path) -> str:
     """What was expected before any online episode, and what was found."""
     found = read_metrics(env, data)
     plans = [json.loads(path.read_text()) for path in sorted((data / "behavior" / env).glob("group-*/behavior.json"))]
-    expected = np.mean([plan["relative_variance"] for plan in plans])
+    foreseen = [plan["relative_variance"] for plan in plans if plan["relative_variance"] is not None]
+    expected = f"{np.mean(foreseen):.1%}" if len(foreseen) == len(plans) else "an explosion in some groups instead"
     mpe, baseline = (found["relative_variance"][name] for name in ("mpe", "mpe_baseline"))
     episodes = found["episodes_to_match"]
     return (
-        f"Expected {expected:.1%} of on-policy's variance from logged data alone, found {mpe:.1%}: "
+        f"Expected {expected} of on-policy's variance from logged data alone, found {mpe:.1%}: "
         f"{episodes['mpe']:.0f} episodes of one behavior policy match {found['episodes']:,} on-policy ones; "
         f"with q as a baseline {baseline:.1%}, {episodes['mpe_baseline']:.0f} episodes."
     )

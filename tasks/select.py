@@ -22,13 +22,13 @@ from rich.progress import Progress
 from rich.table import Table
 
 from manyfold import environments, exact
-from manyfold.fqe import Config, fit
+from manyfold.fqe import Config, Diverged, fit
 from manyfold.gridworld import Gridworld
 from manyfold.streams import stream
 from tasks import q
 from tasks.accuracy import relative_error, visits
 from tasks.files import whole
-from tasks.fits import Inputs
+from tasks.fits import Inputs, fingerprint
 from tasks.params import ROOT
 from tasks.shards import group_name, work_folder
 
@@ -47,8 +47,12 @@ def measure(env: str, group: int, choice: Choice, config: Config, data: Path) ->
     policies = inputs.policies()
     config = dataclasses.replace(config, hidden=choice[0], learning_rate=choice[1])
     rng = stream("select", env, group)
-    found = fit(inputs.transitions(), *q.problem(inputs), rng, config, policies.spec.n_cells)
-    held_out = min(check.held_out for check in found.curves if check.update > found.curves[-1].update / 2)
+    try:
+        found = fit(inputs.transitions(), *q.problem(inputs), rng, config, policies.spec.n_cells)
+    except Diverged:
+        return float("inf"), float("nan")
+    half = config.updates_per_step * policies.horizon / 2
+    held_out = min(check.held_out for check in found.curves if check.update > half)
     if env not in environments.GRIDWORLDS:
         return held_out, float("nan")
     mdp, pi = Gridworld.draw(environments.GRIDWORLDS[env], group).to_mdp(), policies.table()
@@ -91,7 +95,8 @@ def run(jobs: list[tuple[str, int, Choice]], config: Config, data: Path) -> dict
         waiting = {}
         for job in jobs:
             env, group, choice = job
-            key = [config.batch, config.updates_per_step, config.average, config.patience]
+            seen = [fingerprint(Inputs(env, group, data).folder(stage)) for stage in ("targets", "offline")]
+            key = [config.batch, config.updates_per_step, config.average, config.patience, seen]
             path = work_folder("select", env, key, data) / f"{group}-{choice[0]}-{choice[1]:g}.json"
             if path.exists():
                 found[job] = tuple(json.loads(path.read_text()))

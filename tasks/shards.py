@@ -28,7 +28,7 @@ def group_name(group: int) -> str:
 def work_folder(stage: str, env: str, params: object, data: Path) -> Path:
     """Where an unfinished run of exactly these parameters and this code keeps its state."""
     key = hashlib.sha256(json.dumps([env, params]).encode())
-    for source in sorted(Path(manyfold.__file__).parent.glob("*.py")):
+    for source in sorted([*Path(manyfold.__file__).parent.glob("*.py"), *Path(__file__).parent.glob("*.py")]):
         key.update(source.read_bytes())  # work that other code began is not gone on with
     return data / ".work" / stage / f"{env}-{key.hexdigest()[:12]}"
 
@@ -77,13 +77,15 @@ def forget_progress(work: Path) -> None:
 def collect(out: Path, groups: int, work: Path, is_whole: Callable[[Path], bool]) -> Path:
     """Moves the finished groups to `out`, all of them or none, and drops the work folder."""
     expected = [group_name(group) for group in range(groups)]
-    if missing := [name for name in expected if not is_whole(work / name)]:
+    part = work / "whole"  # what an interrupted call has moved already is there
+    if missing := [name for name in expected if not (is_whole(work / name) or is_whole(part / name))]:
         raise ValueError(f"{work}: {', '.join(missing)} missing, expected {groups} groups; run the stage again")
-    part = out.with_name(f".{out.name}")
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(parents=True)
+    part.mkdir(exist_ok=True)
     for name in expected:
-        (work / name).rename(part / name)
+        if (work / name).exists():
+            shutil.rmtree(part / name, ignore_errors=True)
+            (work / name).rename(part / name)
+    out.parent.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(out, ignore_errors=True)
     part.rename(out)
     shutil.rmtree(work)

@@ -56,7 +56,9 @@ def main(arguments: list[str] | None = None) -> int:
     known = exact.values(world.to_mdp(), targets)
     mean, error = monte_carlo(world, targets, args.episodes, stream("truth", args.env, args.group))
     off = (mean - known) / error
-    table = Table(title=f"{args.env}, group {args.group}: {args.episodes:,} on-policy episodes of each target")
+    table = Table(
+        title=f"{args.env}, group {args.group}: {args.episodes // CHUNK * CHUNK:,} on-policy episodes of each target"
+    )
     for column in ("policy", "exact J", "mean return", "standard error", "difference / error"):
         table.add_column(column, justify="right")
     for k in range(len(known)):

@@ -26,7 +26,8 @@ def project(tmp_path_factory):
     params = yaml.safe_load((folder / "params.yaml").read_text())
     params["targets"] = {"groups": 3, "policies": 3, "start": [600, 900], "width": 700, "history": 3}
     params["offline"]["episodes"] = 60
-    params["q"] = params["q_hat"] = {**params["q"], "updates_per_step": 5}
+    params["q"] = params["q_hat"] = params["behavior"]["fit"] = {**params["q"], "updates_per_step": 5}
+    params["evaluate"] = {"runs": 2, "episodes": 60, "match": 30}
     (folder / "params.yaml").write_text(yaml.safe_dump(params))
     run(folder, "git", "init", "-q")
     run(folder, sys.executable, "-m", "dvc", "init", "-q")
@@ -45,21 +46,34 @@ def repro(folder, stage):
 
 
 def test_dvc_repro_runs_the_chain_and_a_second_call_does_nothing(project):
-    done = repro(project, "q_hat@gridworld-1000")
+    done = repro(project, "report@gridworld-1000")
     assert done.returncode == 0, done.stderr
     for stage, file in (
         ("targets", "targets.safetensors"),
         ("offline", "transitions.parquet"),
         ("q", "q.safetensors"),
         ("q_hat", "q_hat.safetensors"),
+        ("behavior", "mu.onnx"),
     ):
         out = project / "data" / stage / "gridworld-1000"
         assert sorted(f.name for f in out.iterdir()) == ["group-00", "group-01", "group-02"]
         assert (out / "group-02" / file).exists()
-    assert done.stdout.count("group-02") == 4  # the table at the end of each stage
+    assert done.stdout.count("group-02") == 5  # the table at the end of each of these stages
+    runs = project / "data" / "evaluate" / "gridworld-1000" / "runs"
+    assert sorted(f.name for f in runs.iterdir()) == ["group-00", "group-01", "group-02"]
+    metrics = (runs.parent / "metrics.json").read_text()
+    assert (project / "data" / "report" / "gridworld-1000" / "relative_error.svg").exists()
     assert not list((project / "data" / ".work").rglob("*.safetensors"))
-    again = repro(project, "q_hat@gridworld-1000")
-    assert again.stdout.count("didn't change, skipping") == 4
+    again = repro(project, "report@gridworld-1000")
+    assert again.stdout.count("didn't change, skipping") == 7
+    # fewer episodes change evaluate and report alone, and back again the numbers are the same
+    params = (project / "params.yaml").read_text()
+    (project / "params.yaml").write_text(params.replace("episodes: 60\n  match: 30", "episodes: 45\n  match: 30"))
+    assert repro(project, "report@gridworld-1000").stdout.count("didn't change, skipping") == 5
+    assert (runs.parent / "metrics.json").read_text() != metrics
+    (project / "params.yaml").write_text(params)
+    assert repro(project, "report@gridworld-1000").returncode == 0
+    assert (runs.parent / "metrics.json").read_text() == metrics
 
 
 def test_the_flow_refuses_bad_input_with_one_line_and_exit_code_2(project):

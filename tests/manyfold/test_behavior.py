@@ -136,6 +136,25 @@ def test_predictions_from_exact_moments_are_exact():
     np.testing.assert_allclose(weights, (table**2 / mu)[:, [1, 3], [2, 5]], rtol=1e-5)
 
 
+def test_a_fit_of_m_below_q_squared_is_floored_and_a_variance_stays_positive():
+    policies = softmax_policies(k=1)
+    q = np.ones((1, HORIZON, CELLS, ACTIONS))
+    designed = Behavior(policies, from_table(q), from_table(q**2))
+    found = behavior.predict(designed, constant(-5.0, k=1), np.array([[0.0]]))
+    assert found.plan[0] == pytest.approx(1e-6, rel=1e-3)  # of the second moment, 1
+    assert found.on_policy[0] == pytest.approx(1e-6, rel=1e-3)
+
+
+def test_theorem_4_is_the_stricter_condition():
+    """Theorem 4 compares n with nK episodes, Theorem 3 equal n: where 4 holds 3 does, and not the other way round."""
+    rng = np.random.default_rng(1)
+    q = rng.standard_normal((3, HORIZON, CELLS, ACTIONS))
+    designed = Behavior(softmax_policies(sharpness=0.2), from_table(q), from_table(q**2 + 0.1))
+    found = behavior.similar(designed, np.arange(CELLS)[:, None], np.arange(CELLS) % HORIZON, 1 / 3)
+    assert (found.theorem_3 >= found.theorem_4).all()
+    assert found.theorem_3.mean() > found.theorem_4.mean()
+
+
 def test_an_initial_state_that_varies_counts():
     """Two starts with values 1 and 3 and no other randomness: the variance of J's estimate is 1, on- and off-policy."""
     policies = softmax_policies(k=1)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from manyfold import evaluation, exact
-from manyfold.evaluation import ESTIMATORS, Tables
+from manyfold.evaluation import ESTIMATORS, Logged, Tables
 from manyfold.gridworld import Gridworld
 from manyfold.rollout import rollout
 from manyfold.streams import stream
@@ -110,6 +110,36 @@ def test_ratios_are_to_the_logger_that_ran_the_episode(world, loggers):
         assert taken[k, n, t] == tables.b[k, t, s, a]
         assert expected[k, n, t] == pytest.approx(tables.targets[k, t, s] @ tables.b[k, t, s])
         assert logged.target_probs[k, n, t] == tables.targets[k, t, s, a]
+
+
+@pytest.mark.parametrize("returns", [evaluation.pdis, evaluation.baseline, evaluation.balanced])
+def test_nothing_behind_an_early_end_counts(returns):
+    """Two loggers, the first episode ends after two of three steps; what stands behind is garbage."""
+    rng = np.random.default_rng(0)
+    target, loggers = rng.uniform(0.1, 1, (3, 2, 3)), rng.uniform(0.1, 1, (2, 2, 3))
+    rewards, taken, expected = rng.standard_normal((2, 3)), *rng.standard_normal((2, 3, 2, 3))
+    values = []
+    for garbage in (0.3, 0.9):
+        t, j, r, b, e = (x.copy() for x in (target, loggers, rewards, taken, expected))
+        for x in (t, j, r, b, e):
+            x[..., 0, 2] = garbage
+        own = np.stack([j[0, 0], j[1, 1]])
+        logged = Logged(r, t, own, lambda j=j: j, lambda b=b, e=e: (b, e), np.array([1, 1]), np.array([2, 3]))
+        values.append(returns(logged))
+    np.testing.assert_array_equal(*values)
+
+
+def test_the_balance_heuristic_bounds_what_pooling_explodes():
+    """Two targets that hardly share an action."""
+    table = np.array([[0.97, 0.01, 0.01, 0.01], [0.01, 0.97, 0.01, 0.01]])
+    targets = np.broadcast_to(table[:, None, None], (2, M, M * M, 4))
+    tables = Tables(targets, targets.mean(0), targets, np.zeros(targets.shape))
+    grid = Gridworld.draw(M, 1)
+    found = evaluation.run(
+        lambda name: evaluation.log_tabular(grid, tables, name, 2000, stream("test", name)), np.array([2, 2000])
+    )
+    names = list(ESTIMATORS)
+    assert (found.variances[names.index("son_balanced")] < 0.3 * found.variances[names.index("son")]).all()
 
 
 @pytest.mark.parametrize("points", [[], [3], [4, 4], [0, 8], [4]])

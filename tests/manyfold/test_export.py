@@ -76,6 +76,7 @@ def test_another_machine_computes_the_same(kind, alpha, tmp_path):
         observation = rng.integers(9, size=(n, 1)).astype(np.float32)
     else:
         observation = rng.standard_normal((n, 6)).astype(np.float32)
+        observation[:5] *= 1e4  # clipped
     t = rng.integers(HORIZON, size=n)
     np.savez(tmp_path / "inputs.npz", observation=observation, t=t)
     done = subprocess.run([sys.executable, "-c", READ], cwd=tmp_path, capture_output=True, text=True, check=False)
@@ -100,6 +101,17 @@ def test_another_machine_computes_the_same(kind, alpha, tmp_path):
     )
     assert about["offline_data_sha256"] == "0" * 64
     assert about["sha256"]["mu.onnx"] == sha256(tmp_path / "mu.onnx")
+
+
+def test_floors_are_inside(tmp_path):
+    """A q_hat far below 0 and q = 0: without the floor nothing would be left to normalise."""
+    broken = behavior("softmax", 2)
+    for nets, value in ((broken.q, 0.0), (broken.q_hat, -5.0)):
+        nets.flat.zero_()
+        nets.parameters["b2"].fill_(value)
+    mu, _ = Exporter(broken).module(torch.zeros(1, 1), torch.zeros(1).long())
+    np.testing.assert_allclose(mu.numpy(), broken.mu(np.zeros((1, 1)), 0), atol=1e-6)
+    assert mu.sum().item() == pytest.approx(1)
 
 
 def test_another_shape_is_refused(tmp_path):

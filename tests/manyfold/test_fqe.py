@@ -182,6 +182,49 @@ def test_the_same_seed_gives_the_same_fit(grid):
     assert torch.equal(first.nets.flat, again.nets.flat)
 
 
+def begun(grid, **changes):
+    _, policies, data, _ = grid
+    config = dataclasses.replace(QUICK, **changes)
+    return fqe._Work(data, plain(3), by_cell(policies), 7, config, 16)
+
+
+def test_what_is_returned_is_the_best_of_the_second_half_on_held_out_rows(grid):
+    """A rate so high that errors go up and down; it stops two checks after the best."""
+    _, policies, data, _ = grid
+    config = dataclasses.replace(QUICK, updates_per_step=200, learning_rate=0.1, average=0.0, patience=2)
+    found = fqe.fit(data, plain(3), by_cell(policies), np.random.default_rng(0), config, n_cells=16)
+    later = [check.held_out for check in found.curves if check.update > 400]
+    assert later[-1] > min(later)  # otherwise this shows nothing
+    work = begun(grid)
+    held_out, known = work.held_out
+    rows = next(iter(data.batches(4 * 512, np.random.default_rng(0), "held_out")))
+    np.testing.assert_array_equal(held_out.reward, rows.reward)
+    out = found.nets.scaled(found.nets.inputs(rows.state, rows.t))
+    taken = out[:, torch.arange(len(rows.t)), torch.from_numpy(rows.action.astype(np.int64))]
+    work.average.flat.copy_(found.nets.flat)
+    assert float((taken - work.target(rows, known)).square().mean()) == pytest.approx(min(later), rel=0.05)
+
+
+def test_the_learning_rate_falls_in_the_second_half(grid):
+    work = begun(grid, updates_per_step=25)
+    rates = [work.optimiser.param_groups[0]["lr"] for _ in work.checks()]
+    assert rates[:24] == [QUICK.learning_rate] * 24
+    assert rates[-1] == pytest.approx(QUICK.learning_rate * 2 / 100)
+
+
+def test_it_stops_when_nothing_improves(grid):
+    work = begun(grid, updates_per_step=50, learning_rate=1e-9, patience=3, average=0.0)
+    list(work.checks())
+    assert work.curves[-1].update < 0.9 * work.updates
+
+
+def test_a_state_far_outside_of_the_data_is_clipped():
+    shape = fqe.Shape(1, 1, 1, 2, 0, 1)
+    ones = torch.ones(1)
+    nets = fqe.ValueNets(shape, torch.ones(fqe._size(shape)), torch.zeros(1), ones, ones)
+    assert nets.predict([[1e6]], 0) == nets.predict([[fqe.LIMIT]], 0) == 2 * (fqe.LIMIT + 1) + 1
+
+
 class Stop(Exception):
     pass
 

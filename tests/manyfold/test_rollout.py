@@ -30,6 +30,12 @@ def test_probs_pick_the_actions_taken():
     assert np.array_equal(episodes.probs(table)[:, 0], expected)
 
 
+def test_a_table_of_another_world_is_refused():
+    episodes = Episodes(np.array([[5]]), np.array([[1]]), np.zeros((1, 1)))
+    with pytest.raises(ValueError, match="table has 8 entries a step, expected more than 11: is it of this world?"):
+        episodes.probs(np.full((1, 4, 2), 0.5))
+
+
 def test_the_same_stream_gives_the_same_episodes_and_another_gives_others():
     world = Gridworld.draw(5, 0)
     mu = np.full((5, 25, 4), 0.25)

@@ -22,6 +22,18 @@ def test_errors_are_relative_to_on_policys_first():
     np.testing.assert_allclose(stats.relative_errors(estimates, truth)[0, :, :, 0], [[1, 0.5], [0.25, 0.25]])
 
 
+def test_each_policy_has_its_own_unit():
+    estimates = np.array([[[[[1.0, 10.0]], [[0.5, 5.0]]]]])  # [G, R, E, points, K]
+    np.testing.assert_allclose(stats.relative_errors(estimates, np.zeros((1, 2)))[0, :, 0], [[1, 1], [0.5, 0.5]])
+
+
+def test_a_perfect_estimator_needs_nothing_and_nan_is_refused():
+    points = np.array([10, 100])
+    assert stats.episodes_to_match(points, np.array([[1.0, 0.3], [0.0, 0.0]]), 100)[1] == pytest.approx(0)
+    with pytest.raises(ValueError, match="errors have NaN"):
+        stats.episodes_to_match(points, np.array([[1.0, np.nan]]), 100)
+
+
 def test_episodes_to_match_follows_the_square_root_law():
     """An estimator with a quarter of the variance needs a quarter of the episodes, inside the points and outside."""
     points = np.array([10, 100, 1000, 2000])
@@ -37,12 +49,15 @@ def test_episodes_to_match_follows_the_square_root_law():
         stats.episodes_to_match(points, errors, 500)
 
 
-def test_bias_is_seen_and_its_error_is_over_runs():
+def test_bias_is_seen_policy_by_policy():
     rng = np.random.default_rng(0)
-    noise = rng.standard_normal((20, 30, 2, 1)).repeat(5, -1)  # the targets of a run share their episodes
-    truth = rng.standard_normal((20, 5))
-    estimates = truth[:, None, None] + noise + np.array([0.0, 0.5])[:, None]
+    noise = rng.standard_normal((20, 30, 2, 3))
+    truth = rng.standard_normal((20, 3))
+    estimates = truth[:, None, None] + noise + np.array([[0.0, 0.0, 0.0], [0.5, -0.5, 0.0]])  # cancels over policies
     mean, error = stats.bias(estimates, truth)
     np.testing.assert_allclose(error, 1 / np.sqrt(600), rtol=0.1)
-    assert abs(mean[0] / error[0]) < 4
-    assert mean[1] / error[1] > 8
+    z = mean / error
+    assert (np.abs(z[0]) < 4).all()
+    assert z[1, 0] > 8
+    assert z[1, 1] < -8
+    assert abs(z[1, 2]) < 4

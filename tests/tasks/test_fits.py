@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -83,6 +84,27 @@ def test_the_behavior_stage_leaves_a_plan_a_picture_and_files_for_another_machin
     assert (name, float(spread) > 1, "%" in theorems) == ("group-00", True, True)
     assert verdict.startswith("Expect ")
     assert 0 < float(predicted) < 2
+
+
+def test_a_plan_whose_variance_runs_away_is_a_result_not_an_end(data, tmp_path):
+    inputs = fits.Inputs(ENV, 0, data)
+    behavior.finish(inputs, None, tmp_path)
+    (tmp_path / "m.json").write_text(json.dumps({"diverged": "the fit diverged"}))
+    assert behavior.STAGE.is_whole(tmp_path)
+    about = json.loads((tmp_path / "behavior.json").read_text())
+    assert about["relative_variance"] is None
+    assert about["verdict"].startswith("Expect an explosion")
+    assert about["predicted_on_policy"][0] > 0
+    assert (tmp_path / "mu.onnx").exists()
+
+
+def test_a_collection_that_was_cut_off_goes_on(tmp_path):
+    work, out = tmp_path / "work", tmp_path / "out"
+    for name in ("whole/group-00", "group-01"):
+        (work / name).mkdir(parents=True)
+    assert shards.collect(out, 2, work, Path.exists) == out
+    assert sorted(path.name for path in out.iterdir()) == ["group-00", "group-01"]
+    assert not work.exists()
 
 
 @pytest.mark.parametrize(
