@@ -8,6 +8,7 @@ import argparse
 import csv
 import io
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -220,7 +221,7 @@ def build(env: str, data: Path) -> Path:
 
 
 def build_all(data: Path) -> Path:
-    """One table over all environments that have been evaluated, and Figure 1."""
+    """One table over all environments that have been evaluated, Figure 1, and the first plan's picture."""
     envs = [env for env in environments.ENVS if (data / "evaluate" / env / "metrics.json").exists()]
     if not envs:
         raise ValueError(f"{data / 'evaluate'}: no metrics.json, expected the stage `evaluate` to have run")
@@ -239,6 +240,7 @@ def build_all(data: Path) -> Path:
         write_table(rows, folder / "relative_variance")
         write_table(episodes, folder / "episodes_to_match")
         draw_errors(envs, data, folder / "figure_1")
+        shutil.copyfile(data / "behavior" / envs[0] / "group-00" / "behavior.png", folder / "behavior.png")
     return out
 
 
