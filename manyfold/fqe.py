@@ -33,6 +33,7 @@ from manyfold.mdp import Array, Ints
 from manyfold.transitions import Batch, Transitions
 
 VERSION = 2
+PIECE = 2**19  # activations at once
 CHECKS = 50  # of the held-out error in a fit
 LIMIT = 10.0  # standardised states are clipped there
 
@@ -243,8 +244,7 @@ class _Work:
             for batch in itertools.islice(self.data.batches(self.config.batch, rng, "train"), self.batches, None):
                 left = 1 - self.update / self.updates
                 self.optimiser.param_groups[0]["lr"] = self.config.learning_rate * min(1.0, 2 * left)
-                target = self.target(batch, self.known(batch))
-                self.errors.append(_gradient(self.nets, self.slots, batch, target))
+                self.errors.append(self.gradient(batch))
                 self.optimiser.step()
                 self.average.flat.lerp_(self.nets.flat, 1 - self.config.average)
                 self.update += 1
@@ -255,13 +255,33 @@ class _Work:
                     return
             self.passes, self.batches = self.passes + 1, 0
 
+    def gradient(self, batch: Batch) -> float:
+        """Of the mean squared error of a batch; returns the error."""
+        for slot in self.slots.values():
+            slot.zero_()
+        error = 0.0
+        for rows in self.pieces(batch):
+            piece = Batch._make(x[rows] for x in batch)
+            error += _add_gradient(self.nets, self.slots, piece, self.target(piece, self.known(piece)), len(batch.t))
+        return error
+
+    def pieces(self, batch: Batch, size: int = PIECE) -> list[slice]:
+        """Rows whose activations, of all policies, are about as many as a core's cache holds."""
+        n, shape = len(batch.t), self.nets.shape
+        rows = max(32, size // (shape.n_policies * shape.hidden))
+        return [slice(start, start + rows) for start in range(0, n, rows)]
+
     def check(self) -> Check:
         """Looks at the held-out error; the best of the second half is kept."""
-        batch, known = self.held_out
-        out = self.average.scaled(self.average.inputs(batch.state, batch.t.astype(np.int64)))
-        action = torch.from_numpy(batch.action.astype(np.int64))
-        taken = out.gather(-1, action.expand(len(out), -1)[..., None])[..., 0]
-        error = float((taken - self.target(batch, known)).square().mean())
+        batch, (now, next_weights) = self.held_out
+        error = 0.0
+        for rows in self.pieces(batch, 4 * PIECE):
+            piece = Batch._make(x[rows] for x in batch)
+            out = self.average.scaled(self.average.inputs(piece.state, piece.t.astype(np.int64)))
+            action = torch.from_numpy(piece.action.astype(np.int64))
+            taken = out.gather(-1, action.expand(len(out), -1)[..., None])[..., 0]
+            target = self.target(piece, (now[:, rows], next_weights[:, rows]))
+            error += float((taken - target).square().mean()) * len(piece.t) / len(batch.t)
         check = Check(self.update, float(np.mean(self.errors)), error)
         _refuse_divergence(check, self.curves)
         self.curves.append(check)
@@ -331,26 +351,26 @@ def _initialise(
     return ValueNets(shape, flat, centre, spread, scale)
 
 
-def _gradient(nets: ValueNets, slots: dict[str, Tensor], batch: Batch, target: Tensor) -> float:
-    """Writes the gradient of the mean squared error into `slots`; returns the error."""
+def _add_gradient(nets: ValueNets, slots: dict[str, Tensor], batch: Batch, target: Tensor, of: int) -> float:
+    """Adds some rows' part of the gradient of the mean squared error over `of` rows to `slots`; returns their part."""
     p, n = nets.parameters, len(batch.t)
     x, time = nets.inputs(batch.state, batch.t.astype(np.int64))
     h = nets.hidden((x, time))  # [N, K * h]
     action = torch.from_numpy(batch.action.astype(np.int64))
     w = p["w2"].index_select(0, action)  # [N, K * h]
     error = nets.apart(h * w).sum(-1).add_(p["b2"][:, 0].index_select(1, action)).sub_(target)  # [K, N]
-    d = error * (2 / n)
+    d = error * (2 / of)
     taken = torch.nn.functional.one_hot(action, nets.shape.n_actions).float()  # [N, A]
-    nets.apart(slots["w2"]).copy_(torch.bmm(d[:, None] * taken.T, nets.apart(h)))  # [K, A, h]
-    torch.mm(d, taken, out=slots["b2"][:, 0])
+    nets.apart(slots["w2"]).add_(torch.bmm(d[:, None] * taken.T, nets.apart(h)))  # [K, A, h]
+    slots["b2"][:, 0].addmm_(d, taken)
     w.view(n, nets.shape.n_policies, -1).mul_(d.T[..., None])
     d_h = torch.ops.aten.threshold_backward(w, h, 0.0)  # through the ReLUs
-    slots["w1_time"].zero_().index_add_(0, time, d_h)
+    slots["w1_time"].index_add_(0, time, d_h)
     if nets.shape.n_cells:
-        slots["w1"].zero_().index_add_(0, x, d_h)
+        slots["w1"].index_add_(0, x, d_h)
     else:
-        torch.mm(x.T, d_h, out=slots["w1"])
-    return float(error.square().mean())
+        slots["w1"].addmm_(x.T, d_h)
+    return float(error.square().mean()) * n / of
 
 
 def _refuse_divergence(check: Check, curves: list[Check]) -> None:
