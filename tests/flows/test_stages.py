@@ -6,14 +6,25 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from pathlib import Path
 
 import pytest
 import yaml
 
+from flows.pipeline import STAGES, last_line, server
 from flows.shards import shards
 
 ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def prefect_server():
+    """One real server on loopback for all tests here: without it every flow starts its own."""
+    with server() as url:
+        os.environ["PREFECT_API_URL"] = url
+        yield
+        del os.environ["PREFECT_API_URL"]
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +85,43 @@ def test_dvc_repro_runs_the_chain_and_a_second_call_does_nothing(project):
     (project / "params.yaml").write_text(params)
     assert repro(project, "report@gridworld-1000").returncode == 0
     assert (runs.parent / "metrics.json").read_text() == metrics
+
+
+def test_the_pipeline_walks_the_same_stages_and_prints_the_table(project):
+    repro(project, "report@gridworld-1000")
+    done = run(project, sys.executable, "-m", "flows.pipeline", "--env", "gridworld-1000")
+    assert done.returncode == 0, done.stderr
+    assert "Spent 0 s: nothing had changed." in done.stdout
+    assert "MPE + q baseline" in done.stdout
+    assert tuple(yaml.safe_load((project / "dvc.yaml").read_text())["stages"]) == STAGES
+
+
+def test_a_failed_stage_fails_the_pipeline_with_its_own_last_line(project):
+    params = (project / "params.yaml").read_text()
+    (project / "params.yaml").write_text(params.replace("width: 700", "width: -1"))
+    done = run(project, sys.executable, "-m", "flows.pipeline", "--env", "gridworld-1000")
+    (project / "params.yaml").write_text(params)
+    assert done.returncode == 2
+    line = "pipeline: targets: targets.width is -1, expected more than 0 training steps"
+    assert done.stderr.splitlines()[-1] == line
+
+
+def test_the_last_line_is_the_stages_own_not_dvcs():
+    text = "Running stage\nq: no data\nERROR: failed to reproduce 'q@ant'\n"
+    assert last_line("q", text) == "q: no data"
+    assert last_line("q", "ERROR: failed to lock\n\n") == "ERROR: failed to lock"
+    assert last_line("q", "") == ""
+
+
+def test_a_server_of_ours_is_on_loopback_alone_and_ends_with_its_block():
+    with server() as url:
+        host, port = url.removeprefix("http://").removesuffix("/api").split(":")
+        assert host == "127.0.0.1"
+        listening = subprocess.run(["ss", "-ltnH"], capture_output=True, text=True, check=False).stdout
+        mine = [line.split()[3] for line in listening.splitlines() if line.split()[3].endswith(f":{port}")]
+        assert mine in ([f"127.0.0.1:{port}"], [])  # [] where there is no ss
+    with pytest.raises(OSError, match="refused"):
+        urllib.request.urlopen(f"{url}/health", timeout=5)
 
 
 def test_the_flow_refuses_bad_input_with_one_line_and_exit_code_2(project):
