@@ -223,7 +223,10 @@ def _weighted(log_w: Array, x: Array) -> Array:
 
 def _cumulate(x: Array) -> Array:
     """Cumulative sums over the steps, the last axis; the steps are first in memory, so that whole rows are added."""
-    return np.moveaxis(np.cumsum(np.moveaxis(x, -1, 0), axis=0), 0, -1)
+    out = np.array(np.moveaxis(x, -1, 0), order="C")
+    for t in range(1, len(out)):
+        out[t] += out[t - 1]
+    return np.moveaxis(out, 0, -1)
 
 
 def _total(x: Array) -> Array:
