@@ -7,7 +7,7 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 export MLFLOW_DISABLE_TELEMETRY := true
 export DO_NOT_TRACK := 1
 
-.PHONY: main report test test-slow lint format select calibrate bench bench-memory bench-learning clean
+.PHONY: main report ui test test-slow lint format select calibrate bench bench-memory bench-learning clean
 .DEFAULT_GOAL := main
 
 main: .venv/ready
@@ -43,6 +43,12 @@ bench-learning: .venv/ready
 
 report: .venv/ready
 	$(BIN)/python -m tasks.report --all
+
+ui: .venv/ready
+	@echo "MLflow: http://127.0.0.1:5000   Prefect: http://127.0.0.1:4200   (Ctrl-C ends both)"
+	@trap 'kill 0' INT TERM; \
+	$(BIN)/mlflow server --host 127.0.0.1 --port 5000 --backend-store-uri sqlite:///$(CURDIR)/mlflow.db & \
+	$(BIN)/prefect server start --host 127.0.0.1 --port 4200 & wait
 
 select: .venv/ready
 	$(BIN)/python -m tasks.select

@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from manyfold import environments
-from tasks import report
+from tasks import report, track
 from tasks.params import ROOT
 from tasks.shards import progress
 
@@ -51,6 +51,12 @@ def repro(stage: str, env: str) -> bool:
     if code:
         raise RuntimeError(last_line(stage, text) or f"{stage}: exit code {code}, see {log}")
     return "didn't change, skipping" not in text
+
+
+@task(cache_policy=NO_CACHE, task_run_name="track {env}")
+def record(env: str, spent: dict[str, float]) -> str:
+    """What was found, in MLflow."""
+    return track.record(env, spent)
 
 
 def last_line(stage: str, text: str) -> str:
@@ -85,6 +91,8 @@ def pipeline(env: str = "gridworld-1000", show: bool = True) -> dict[str, float]
             spent[stage] = time.monotonic() - start if ran else 0.0
             bar.update(rows[stage], total=1, completed=1, text="done" if ran else "nothing had changed")
             bar.stop_task(rows[stage])
+    if any(spent.values()):
+        record(env, spent)
     tables = ROOT / "data" / "report" / env
     text = "\n\n".join((tables / f"{name}.md").read_text() for name in ("relative_variance", "episodes_to_match"))
     create_markdown_artifact(

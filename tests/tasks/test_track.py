@@ -1,0 +1,77 @@
+"""What MLflow holds after a run, in a real SQLite store."""
+
+import subprocess
+
+import mlflow
+import numpy as np
+import pytest
+import yaml
+
+from manyfold.evaluation import ESTIMATORS
+from tasks import behavior, track
+from tasks.fits import Inputs
+from tests.tasks.conftest import ENV, FIT
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's own
+
+
+@pytest.fixture(scope="module")
+def store(data, tmp_path_factory):
+    """A project's root with the data of one group, recorded twice."""
+    root = tmp_path_factory.mktemp("root")
+    (root / "data").symlink_to(data)
+    (root / "params.yaml").write_text(yaml.safe_dump({"envs": [ENV], "q": FIT}))
+    outs = [{"path": f"data/q/{ENV}", "md5": "abc.dir"}]
+    (root / "dvc.lock").write_text(yaml.safe_dump({"stages": {f"q@{ENV}": {"outs": outs}, "q@ant": {"outs": outs}}}))
+    for command in (
+        ["init", "-q"],
+        ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-q", "--allow-empty", "-m", "a"],
+    ):
+        subprocess.run(["git", *command], cwd=root, check=True)
+    runs = [track.record(ENV, {"q": 2.5}, root) for _ in range(2)]
+    return root, track.client(root), runs
+
+
+def test_a_parent_has_a_child_for_each_estimator(store):
+    root, client, (parent, _) = store
+    where = client.get_experiment_by_name(ENV).experiment_id
+    children = client.search_runs([where], f"tags.mlflow.parentRunId = '{parent}'")
+    assert {run.data.tags["estimator"] for run in children} == set(ESTIMATORS)
+    assert all(run.info.status == "FINISHED" for run in children)
+    metrics = track.read_metrics(ENV, root / "data")
+    for run in children:
+        name = run.data.tags["estimator"]
+        assert run.data.metrics["relative_variance"] == metrics["relative_variance"][name]
+        assert run.data.metrics["episodes_to_match"] == metrics["episodes_to_match"][name]
+        curve = client.get_metric_history(run.info.run_id, "relative_error")
+        assert [point.step for point in curve][:3] == [3, 6, 9]
+
+
+def test_the_parent_leads_to_its_code_and_data(store):
+    root, client, (parent, _) = store
+    run = client.get_run(parent)
+    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, check=True).stdout
+    assert run.data.tags["git_commit"] == head.strip()
+    assert run.data.tags[f"dvc.q.{ENV}"] == "abc.dir"
+    assert run.data.metrics["seconds.q"] == 2.5
+    assert run.data.params["q.hidden"] == "64"
+    errors = client.get_metric_history(parent, "q.held_out_error")
+    assert errors[-1].value < errors[0].value
+    names = {artifact.path for artifact in client.list_artifacts(parent)}
+    assert {"relative_error.png", "relative_variance.md", "metrics.json", "card.json"} <= names
+
+
+def test_the_behavior_policy_is_a_registered_model(store, data):
+    _, client, _ = store
+    versions = client.search_model_versions(f"name = 'mu-{ENV}'")
+    assert {version.version for version in versions} == {1, 2} or {version.version for version in versions} == {
+        "1",
+        "2",
+    }
+    model = mlflow.pyfunc.load_model(f"models:/mu-{ENV}/2")
+    assert [spec.name for spec in model.metadata.signature.inputs] == ["observation", "t"]
+    cells, t = np.array([[0.0], [55.0], [99.0]], np.float32), np.array([0, 3, 9])
+    found = model.predict({"observation": cells, "t": t})
+    designed = behavior.design(Inputs(ENV, 0, data))
+    np.testing.assert_allclose(found["mu"], designed.mu(cells, t), atol=1e-6)
+    np.testing.assert_allclose(found["targets"], designed.fitted(cells, t).policies, atol=1e-6)
