@@ -163,6 +163,8 @@ def main(arguments: list[str] | None = None) -> int:
     args = parser.parse_args(arguments)
     try:
         environments.check_env(args.env)
+        if args.env in environments.ROBOTS:
+            raise ValueError(f"{args.env}: the robots' evaluation is not there yet, expected a Gridworld")
         if not os.environ.get(
             "PREFECT_API_URL"
         ):  # Prefect reads it when it is imported, so a new process does the work

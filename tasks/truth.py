@@ -40,7 +40,9 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--env", default="gridworld-1000", help=f"one of {', '.join(environments.GRIDWORLDS)}")
     parser.add_argument("--group", type=int, default=0, help="group of targets (default 0)")
-    parser.add_argument("--episodes", type=int, default=1_000_000, help="of each target (default 1,000,000)")
+    parser.add_argument(
+        "--episodes", type=int, default=1_000_000, help=f"of each target, at least {CHUNK:,} (default 1,000,000)"
+    )
     parser.add_argument("--data", type=Path, default=ROOT / "data", help="folder of all data (default data)")
     args = parser.parse_args(arguments)
     try:
@@ -48,7 +50,10 @@ def main(arguments: list[str] | None = None) -> int:
             raise ValueError(f"--env is {args.env!r}, expected {' or '.join(environments.GRIDWORLDS)}")
         if args.episodes < CHUNK:
             raise ValueError(f"--episodes is {args.episodes}, expected at least {CHUNK}")
-        targets = Inputs(args.env, args.group, args.data).policies().table()
+        inputs = Inputs(args.env, args.group, args.data)
+        if not inputs.folder("targets").exists():
+            raise ValueError(f"{inputs.folder('targets')}: no such folder, expected the stage `targets` to have run")
+        targets = inputs.policies().table()
     except (ValueError, OSError) as error:
         print(f"truth: {error}", file=sys.stderr)
         return 2
