@@ -26,6 +26,7 @@ from manyfold.fqe import ValueNets
 from tasks.params import ROOT
 from tasks.report import read_curves, read_metrics
 
+SERVER = os.environ.get("MLFLOW_TRACKING_URI")  # the user's; mlflow itself sets the variable later
 # of each estimator, from metrics.json
 SHOWN = (
     "relative_variance",
@@ -38,7 +39,7 @@ SHOWN = (
 
 def client(root: Path = ROOT) -> MlflowClient:
     """The store, made at first use."""
-    uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{root.resolve() / 'mlflow.db'}"
+    uri = SERVER or f"sqlite:///{root.resolve() / 'mlflow.db'}"
     for noisy in ("mlflow", "alembic"):
         logging.getLogger(noisy).setLevel(logging.ERROR)
     mlflow.set_tracking_uri(uri)
@@ -51,7 +52,7 @@ def experiment(store: MlflowClient, env: str, root: Path) -> str:
     found = store.get_experiment_by_name(env)
     if found:
         return str(found.experiment_id)
-    local = None if os.environ.get("MLFLOW_TRACKING_URI") else (root.resolve() / "mlartifacts" / env).as_uri()
+    local = None if SERVER else (root.resolve() / "mlartifacts" / env).as_uri()
     return str(store.create_experiment(env, artifact_location=local))
 
 

@@ -50,6 +50,7 @@ def test_a_parent_has_a_child_for_each_estimator(store):
 def test_the_parent_leads_to_its_code_and_data(store):
     root, client, (parent, _) = store
     run = client.get_run(parent)
+    assert run.info.artifact_uri.startswith((root.resolve() / "mlartifacts" / ENV).as_uri())
     head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, check=True).stdout
     assert run.data.tags["git_commit"] == head.strip()
     assert run.data.tags[f"dvc.q.{ENV}"] == "abc.dir"
