@@ -154,8 +154,9 @@ def is_whole(folder: Path) -> bool:
 def collect(env: str, groups: int, work: Path, data: Path) -> Path:
     """Writes metrics.json and curves.csv, then puts the runs in place: an interrupted call can be repeated."""
     out = data / "evaluate" / env
-    folders = [folder for group in range(groups) for folder in work.rglob(group_name(group))]
-    if len(folders) == groups and all(map(is_whole, folders)):
+    names = [group_name(group) for group in range(groups)]
+    folders = [work / name if is_whole(work / name) else work / "whole" / name for name in names]
+    if all(map(is_whole, folders)):  # otherwise `shards.collect` says what is missing
         found = [Group.load(folder / "runs.safetensors") for folder in folders]
         write_metrics(env, read_protocol(), len(found[0].truth), found, out)
     shards.collect(out / "runs", groups, work, is_whole)
