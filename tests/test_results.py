@@ -1,4 +1,4 @@
-"""What the committed results must show, whatever the numbers are: no bias, and samples that agree with exact variances."""
+"""What the committed results must show: no bias, and samples that agree with the exact variances."""
 
 import json
 from pathlib import Path
