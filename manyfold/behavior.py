@@ -11,9 +11,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from manyfold import exact, similarity
-from manyfold.fqe import ValueNets, Weights
+from manyfold.fqe import Weights
 from manyfold.mdp import Array, Ints
 from manyfold.networks import NetworkPolicySet
+from manyfold.values import ValueNets
 
 FLOOR = 1e-3  # of q_hat's scale
 

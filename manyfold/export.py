@@ -18,7 +18,7 @@ from torch import Tensor
 
 from manyfold import networks
 from manyfold.behavior import FLOOR, Behavior
-from manyfold.fqe import LIMIT
+from manyfold.values import LIMIT
 
 
 class Exported(torch.nn.Module):

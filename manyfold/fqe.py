@@ -18,24 +18,22 @@ import itertools
 import json
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
-from safetensors import SafetensorError, safe_open
+from numpy.typing import NDArray
 from safetensors.torch import save_file
 from torch import Tensor
 
-from manyfold.mdp import Array, Ints
+from manyfold.mdp import Ints
 from manyfold.transitions import Batch, Transitions
+from manyfold.values import Check, Shape, ValueNets, read, size, views
 
-VERSION = 2
 PIECE = 2**19  # activations at once
 CHECKS = 50  # of the held-out error in a fit
-LIMIT = 10.0  # standardised states are clipped there
 
 Reward = Callable[[Batch], NDArray[Any]]  # -> [K, N]
 Weights = Callable[[NDArray[np.float32], Ints], NDArray[Any]]  # (states [N, width], t [N]) -> [K, N, A]
@@ -66,99 +64,8 @@ class Config:
 DEFAULT = Config()
 
 
-@dataclass(frozen=True)
-class Shape:
-    """What the tensors alone don't say."""
-
-    horizon: int
-    n_actions: int
-    n_policies: int
-    hidden: int
-    n_cells: int  # a state is a cell's number, the input its one-hot; 0: it is a vector
-    width: int  # of a state
-
-
-class ValueNets:
-    """K functions f_k(t, s, a): `predict(states, t) -> [K, N, A]`.
-
-    Tables have the K policies side by side in a row, `[rows, K * h]`, so that a state is one look-up for all of them.
-    """
-
-    def __init__(self, shape: Shape, flat: Tensor, centre: Tensor, spread: Tensor, scale: Tensor) -> None:
-        self.shape, self.flat = shape, flat
-        self.centre, self.spread, self.scale = centre, spread, scale  # of states [width]; of the values [K]
-        self.parameters = _views(shape, flat)
-
-    def inputs(self, states: NDArray[np.float32], t: Ints) -> tuple[Tensor, Tensor]:
-        """Cells `[N]` or standardised states `[N, width]`, and the step t `[N]`."""
-        time = torch.from_numpy(np.array(t, dtype=np.int64))
-        if self.shape.n_cells:
-            return torch.from_numpy(states[:, 0].astype(np.int64)), time
-        z = (torch.from_numpy(np.asarray(states, dtype=np.float32)) - self.centre) / self.spread
-        return z.clamp_(-LIMIT, LIMIT), time
-
-    def hidden(self, inputs: tuple[Tensor, Tensor]) -> Tensor:
-        """Activations `[N, K * h]`."""
-        x, time = inputs
-        p = self.parameters
-        h = p["w1"].index_select(0, x) if self.shape.n_cells else x @ p["w1"]  # a one-hot input is an index
-        return h.add_(p["w1_time"].index_select(0, time)).relu_()
-
-    def apart(self, x: Tensor) -> Tensor:
-        """A view with the policies first, `[N, K * h]` -> `[K, N, h]`."""
-        return x.view(len(x), self.shape.n_policies, -1).transpose(0, 1)
-
-    def scaled(self, inputs: tuple[Tensor, Tensor]) -> Tensor:
-        """Outputs before scaling, `[K, N, A]`."""
-        p = self.parameters
-        return torch.baddbmm(p["b2"], self.apart(self.hidden(inputs)), self.apart(p["w2"]).mT)
-
-    def predict(self, states: ArrayLike, t: int | ArrayLike) -> Array:
-        """f_k(t, s, a) for all K policies and actions at N states `[N, width]` and their steps; `[K, N, A]`."""
-        x = np.asarray(states, dtype=np.float32)
-        if x.ndim != 2 or x.shape[1] != self.shape.width:
-            raise ValueError(f"states has shape {list(x.shape)}, expected [N, {self.shape.width}]")
-        steps = np.broadcast_to(np.asarray(t), (len(x),))
-        return (self.scaled(self.inputs(x, steps)) * self.scale[:, None, None]).double().numpy()
-
-    def table(self) -> Array:
-        """At every step and cell, where states are cells; `[K, T, S, A]`."""
-        cells = np.arange(self.shape.n_cells, dtype=np.float32)[:, None]
-        return np.stack([self.predict(cells, t) for t in range(self.shape.horizon)], 1)
-
-    def save(self, path: Path, curves: list["Check"] | None = None) -> None:
-        """One safetensors file; the shape and the learning curves are in its metadata."""
-        about = {"format": "manyfold-values", "version": str(VERSION), "shape": json.dumps(asdict(self.shape))}
-        about["curves"] = json.dumps([list(check) for check in curves or []])
-        tensors = {"flat": self.flat, "centre": self.centre, "spread": self.spread, "scale": self.scale}
-        save_file({name: x.contiguous() for name, x in tensors.items()}, path, metadata=about)
-
-    @classmethod
-    def load(cls, path: Path) -> tuple["ValueNets", list["Check"]]:
-        """The nets and their learning curves; what doesn't fit is refused with one line."""
-        tensors, about = _read(path)
-        if about.get("format") != "manyfold-values" or about.get("version") != str(VERSION):
-            raise ValueError(f"{path}: expected value nets of version {VERSION}, found {about.get('format')!r}")
-        said = json.loads(about["shape"])
-        shape = Shape(**{field.name: said[field.name] for field in fields(Shape)})
-        expected = {"flat": (_size(shape),), "centre": (shape.width,), "spread": (shape.width,)}
-        for name, size in {**expected, "scale": (shape.n_policies,)}.items():
-            if name not in tensors or tuple(tensors[name].shape) != size:
-                raise ValueError(f"{path}: {name} does not have shape {list(size)}")
-        nets = cls(shape, tensors["flat"], tensors["centre"], tensors["spread"], tensors["scale"])
-        return nets, [Check(*check) for check in json.loads(about["curves"])]
-
-
 class Diverged(ValueError):
     """A fit ran away; for q and q_hat a matter of the learning rate, for m also of weights that explode."""
-
-
-class Check(NamedTuple):
-    """The state of a fit at some moment; errors are mean squares of the scaled Bellman error over policies."""
-
-    update: int
-    train: float
-    held_out: float
 
 
 class Fit(NamedTuple):
@@ -210,7 +117,7 @@ class _Work:
         self.average = ValueNets(shape, flat.clone(), self.nets.centre, self.nets.spread, self.nets.scale)
         self.kept = flat.clone()  # the best average so far
         flat.grad = torch.zeros_like(flat)
-        self.slots = _views(shape, flat.grad)
+        self.slots = views(shape, flat.grad)
         self.optimiser = torch.optim.Adam([flat], lr=config.learning_rate, fused=True)
         moments = {"exp_avg": torch.zeros_like(flat), "exp_avg_sq": torch.zeros_like(flat)}
         self.optimiser.state[flat] = {"step": torch.tensor(0.0), **moments}
@@ -265,10 +172,10 @@ class _Work:
             error += _add_gradient(self.nets, self.slots, piece, self.target(piece, self.known(piece)), len(batch.t))
         return error
 
-    def pieces(self, batch: Batch, size: int = PIECE) -> list[slice]:
+    def pieces(self, batch: Batch, most: int = PIECE) -> list[slice]:
         """Rows whose activations, of all policies, are about as many as a core's cache holds."""
         n, shape = len(batch.t), self.nets.shape
-        rows = max(32, size // (shape.n_policies * shape.hidden))
+        rows = max(32, most // (shape.n_policies * shape.hidden))
         return [slice(start, start + rows) for start in range(0, n, rows)]
 
     def check(self) -> Check:
@@ -311,7 +218,7 @@ class _Work:
 
     def load(self, path: Path) -> None:
         """Goes on from what `save` wrote; the state of another fit is refused."""
-        tensors, about = _read(path)
+        tensors, about = read(path)
         here = self.tensors()
         fits = {name: x.shape for name, x in tensors.items()} == {name: x.shape for name, x in here.items()}
         if not fits or about.get("config") != str(self.config) or json.loads(about["counts"])[0] != self.seed:
@@ -332,8 +239,8 @@ def _initialise(
 ) -> ValueNets:
     about = data.about
     shape = Shape(about.horizon, about.n_actions, len(rewards), config.hidden, n_cells, about.width)
-    flat = torch.zeros(_size(shape))
-    p = _views(shape, flat)
+    flat = torch.zeros(size(shape))
+    p = views(shape, flat)
     generator = torch.Generator().manual_seed(int(rng.integers(2**62)))
     limit = (2 if n_cells else about.width + 1) ** -0.5  # by the inputs that are not 0 at once
     p["w1"].uniform_(-limit, limit, generator=generator)
@@ -346,8 +253,8 @@ def _initialise(
         centre = torch.from_numpy(first.state.mean(0))
         spread = torch.from_numpy(np.maximum(first.state.std(0), 1e-3))
     # A sum of T rewards: about T times their mean, or sqrt(T) times their spread, whichever is larger.
-    size = np.maximum(about.horizon * np.abs(rewards.mean(1)), about.horizon**0.5 * rewards.std(1))
-    scale = torch.from_numpy(np.where(size > 0, size, 1.0).astype(np.float32))
+    magnitude = np.maximum(about.horizon * np.abs(rewards.mean(1)), about.horizon**0.5 * rewards.std(1))
+    scale = torch.from_numpy(np.where(magnitude > 0, magnitude, 1.0).astype(np.float32))
     return ValueNets(shape, flat, centre, spread, scale)
 
 
@@ -379,28 +286,3 @@ def _refuse_divergence(check: Check, curves: list[Check]) -> None:
             f"the fit diverged: held-out error {check.held_out:.3g} after {check.update} updates, "
             f"{curves[0].held_out if curves else float('nan'):.3g} at first; lower the learning rate"
         )
-
-
-def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors and metadata."""
-    try:
-        with safe_open(path, "pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
-    except SafetensorError as error:
-        raise ValueError(f"{path}: not a whole safetensors file ({error}); was it cut off?") from None
-
-
-def _views(shape: Shape, flat: Tensor) -> dict[str, Tensor]:
-    sizes = {name: int(np.prod(s)) for name, s in _shapes(shape).items()}
-    parts = torch.split(flat, list(sizes.values()))
-    return {name: x.view(s) for (name, s), x in zip(_shapes(shape).items(), parts, strict=True)}
-
-
-def _shapes(shape: Shape) -> dict[str, tuple[int, ...]]:
-    k, h, a = shape.n_policies, shape.hidden, shape.n_actions
-    first: dict[str, tuple[int, ...]] = {"w1": (shape.n_cells or shape.width, k * h), "w1_time": (shape.horizon, k * h)}
-    return first | {"w2": (a, k * h), "b2": (k, 1, a)}
-
-
-def _size(shape: Shape) -> int:
-    return sum(int(np.prod(s)) for s in _shapes(shape).values())

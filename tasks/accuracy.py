@@ -17,9 +17,9 @@ from rich.progress import track
 from rich.table import Table
 
 from manyfold import environments, exact
-from manyfold.fqe import Check, ValueNets
 from manyfold.gridworld import Gridworld
 from manyfold.mdp import Array, FiniteMDP
+from manyfold.values import Check, ValueNets
 from tasks.behavior import design
 from tasks.figures import plt, style
 from tasks.files import whole

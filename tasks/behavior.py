@@ -14,7 +14,8 @@ import numpy as np
 
 from manyfold.behavior import Behavior, plan_weights, predict, similar
 from manyfold.export import Exporter, sha256
-from manyfold.fqe import Config, Reward, ValueNets, Weights
+from manyfold.fqe import Config, Reward, Weights
+from manyfold.values import ValueNets
 from tasks.figures import plt, style
 from tasks.fits import FitStage, Inputs, read_config
 from tasks.params import check_names, section

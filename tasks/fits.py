@@ -10,10 +10,11 @@ import numpy as np
 import torch
 
 from manyfold import environments
-from manyfold.fqe import Config, Diverged, Reward, ValueNets, Weights, fit
+from manyfold.fqe import Config, Diverged, Reward, Weights, fit
 from manyfold.networks import NetworkPolicySet
 from manyfold.streams import stream
 from manyfold.transitions import Transitions
+from manyfold.values import ValueNets
 from tasks import shards
 from tasks.params import check_names, section
 from tasks.shards import group_name, reporter, whole_folder

@@ -22,7 +22,7 @@ from mlflow.tracking import MlflowClient
 from mlflow.types import Schema, TensorSpec
 
 from manyfold.evaluation import ESTIMATORS
-from manyfold.fqe import ValueNets
+from manyfold.values import ValueNets
 from tasks.params import ROOT
 from tasks.report import read_curves, read_metrics
 

@@ -9,9 +9,9 @@ from hypothesis.extra import numpy as hnp
 
 from manyfold import behavior, exact
 from manyfold.behavior import Behavior
-from manyfold.fqe import Shape, ValueNets, _size
 from manyfold.gridworld import Gridworld
 from manyfold.networks import NetworkPolicySet, Spec
+from manyfold.values import Shape, ValueNets, size
 
 CELLS, HORIZON, ACTIONS = 16, 4, 4
 
@@ -29,7 +29,7 @@ def softmax_policies(k=3, seed=0, sharpness=1.0):
 def constant(value, k=3, scale=1.0):
     """Nets that give `value [K, A]` at every state, up to their scale."""
     shape = Shape(HORIZON, ACTIONS, k, 2, CELLS, 1)
-    nets = ValueNets(shape, torch.zeros(_size(shape)), torch.zeros(1), torch.ones(1), torch.full((k,), scale))
+    nets = ValueNets(shape, torch.zeros(size(shape)), torch.zeros(1), torch.ones(1), torch.full((k,), scale))
     nets.parameters["b2"][:, 0] = torch.as_tensor(np.broadcast_to(value, (k, ACTIONS)) / scale, dtype=torch.float32)
     return nets
 
@@ -38,7 +38,7 @@ def from_table(table):
     """Nets that are a table `[K, T, S, A]`: one hidden unit for each (t, s), which is on only there."""
     k, horizon, cells, actions = table.shape
     shape = Shape(horizon, actions, k, horizon * cells, cells, 1)
-    nets = ValueNets(shape, torch.zeros(_size(shape)), torch.zeros(1), torch.ones(1), torch.ones(k))
+    nets = ValueNets(shape, torch.zeros(size(shape)), torch.zeros(1), torch.ones(1), torch.ones(k))
     p = {name: nets.apart(nets.parameters[name]) for name in ("w1", "w1_time", "w2")}  # [K, rows, h]
     for t in range(horizon):
         for s in range(cells):

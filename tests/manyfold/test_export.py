@@ -10,8 +10,8 @@ import torch
 
 from manyfold.behavior import Behavior
 from manyfold.export import Exporter, sha256
-from manyfold.fqe import Shape, ValueNets, _size
 from manyfold.networks import NetworkPolicySet, Spec
+from manyfold.values import Shape, ValueNets, size
 
 K, HORIZON, HIDDEN = 3, 7, 6
 READ = """
@@ -55,7 +55,7 @@ def behavior(kind, seed, alpha=0.0):
     shape = Shape(HORIZON, actions, K, HIDDEN, cells, width)
 
     def nets():
-        flat = torch.randn(_size(shape), generator=generator)
+        flat = torch.randn(size(shape), generator=generator)
         spread = torch.rand(width, generator=generator) + 0.5
         return ValueNets(
             shape, flat, torch.randn(width, generator=generator), spread, torch.rand(K, generator=generator) + 1

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from manyfold import exact, fqe
+from manyfold import exact, fqe, values
 from manyfold.exact import FiniteMDP
 from manyfold.gridworld import Gridworld
 from manyfold.rollout import rollout
@@ -219,10 +219,10 @@ def test_it_stops_when_nothing_improves(grid):
 
 
 def test_a_state_far_outside_of_the_data_is_clipped():
-    shape = fqe.Shape(1, 1, 1, 2, 0, 1)
+    shape = values.Shape(1, 1, 1, 2, 0, 1)
     ones = torch.ones(1)
-    nets = fqe.ValueNets(shape, torch.ones(fqe._size(shape)), torch.zeros(1), ones, ones)
-    assert nets.predict([[1e6]], 0) == nets.predict([[fqe.LIMIT]], 0) == 2 * (fqe.LIMIT + 1) + 1
+    nets = values.ValueNets(shape, torch.ones(values.size(shape)), torch.zeros(1), ones, ones)
+    assert nets.predict([[1e6]], 0) == nets.predict([[values.LIMIT]], 0) == 2 * (values.LIMIT + 1) + 1
 
 
 class Stop(Exception):
@@ -292,12 +292,12 @@ def test_a_divergence_is_reported_not_returned(grid):
 def test_saved_nets_and_curves_are_the_same(grid, tmp_path):
     _, _, _, q = grid
     q.nets.save(tmp_path / "q.safetensors", q.curves)
-    nets, curves = fqe.ValueNets.load(tmp_path / "q.safetensors")
+    nets, curves = values.ValueNets.load(tmp_path / "q.safetensors")
     assert curves == q.curves
     np.testing.assert_array_equal(nets.table(), q.nets.table())
     (tmp_path / "q.safetensors").write_bytes((tmp_path / "q.safetensors").read_bytes()[:-50])
     with pytest.raises(ValueError, match="q.safetensors: not a whole safetensors file"):
-        fqe.ValueNets.load(tmp_path / "q.safetensors")
+        values.ValueNets.load(tmp_path / "q.safetensors")
 
 
 @pytest.mark.parametrize(
