@@ -1,5 +1,6 @@
 """Flows: one Prefect flow per stage; they say when and where tasks run."""
 
+import logging
 import os
 
 # Before Prefect is imported: its own log lines would drown the progress bar and the one line that says what is wrong
@@ -7,3 +8,4 @@ import os
 os.environ.setdefault("PREFECT_LOGGING_LEVEL", "CRITICAL")
 os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
 os.environ.setdefault("DO_NOT_TRACK", "1")
+logging.getLogger("EventsWorker").setLevel(logging.ERROR)  # a logger that does not heed the level above

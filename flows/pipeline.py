@@ -1,4 +1,4 @@
-"""The whole chain of one environment: `python -m flows.pipeline --env gridworld-1000`.
+"""The whole chain of one environment: `python -m flows.pipeline --env gridworld-1000`; `--all` for the whole paper.
 
 Walks the stages through `dvc repro`, one at a time, so that a run by hand, a deployment's and this one share one cache
 and one dvc.lock. All stages join one Prefect server: the one of PREFECT_API_URL, or one started here on loopback.
@@ -6,6 +6,7 @@ and one dvc.lock. All stages join one Prefect server: the one of PREFECT_API_URL
 
 import argparse
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -14,80 +15,108 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from prefect import flow, task
 from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State
+from prefect.exceptions import TerminationSignal
+from prefect.settings import PREFECT_API_URL, temporary_settings
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from flows.processes import child
 from manyfold import environments
-from tasks import report, track
+from tasks import report
 from tasks.params import ROOT
 from tasks.shards import progress
 
 STAGES = ("targets", "offline", "q", "q_hat", "behavior", "evaluate", "report")
+LOGS = ROOT / "data" / ".work" / "pipeline"
 
 
-@task(cache_policy=NO_CACHE, task_run_name="{stage} {env}")
-def repro(stage: str, env: str) -> bool:
+class Locked(RuntimeError):
+    """Another DVC command holds the repository."""
+
+
+def worth_another_try(task: object, run: object, state: State[Any]) -> bool:
+    return isinstance(state.result(raise_on_failure=False), Locked)
+
+
+@task(
+    cache_policy=NO_CACHE,
+    task_run_name="{stage} {env}",
+    retries=60,
+    retry_delay_seconds=10,
+    retry_condition_fn=worth_another_try,
+)
+def repro(stage: str, env: str, tick: Callable[[], None]) -> bool:
     """One stage by DVC; False if nothing had changed. A failure's message is the stage's own last line."""
-    log = ROOT / "data" / ".work" / "pipeline" / f"{stage}-{env}.log"
+    log = LOGS / f"{stage}-{env}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "dvc", "repro", "--single-item", f"{stage}@{env}"]
-    with log.open("w") as out:
-        process = subprocess.Popen(
-            command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT, env=environment(), start_new_session=True
-        )
-        try:
-            code = process.wait()
-        except BaseException:  # cancelled, or Ctrl-C: the children go too
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGTERM)
-            raise
+    with log.open("w") as said, child(command, cwd=ROOT, stdout=said, stderr=said, env=environment()) as process:
+        while process.poll() is None:
+            tick()
+            time.sleep(0.1)
     text = log.read_text()
-    if code:
-        raise RuntimeError(last_line(stage, text) or f"{stage}: exit code {code}, see {log}")
+    if "Unable to acquire lock" in text:
+        raise Locked(f"{stage}: another dvc command is running in {ROOT}; run it again when that has ended")
+    if process.returncode:
+        raise RuntimeError(last_line(text) or f"{stage}: exit code {process.returncode}, see {log}")
     return "didn't change, skipping" not in text
 
 
-@task(cache_policy=NO_CACHE, task_run_name="track {env}")
+@task(cache_policy=NO_CACHE, task_run_name="track {env}", retries=2, retry_delay_seconds=5)
 def record(env: str, spent: dict[str, float]) -> str:
-    """What was found, in MLflow."""
+    """What was found, in MLflow; a server that is away for a moment is asked again."""
+    from tasks import track  # MLflow takes seconds to import, which a run that has nothing to do should not
+
     return track.record(env, spent)
 
 
-def last_line(stage: str, text: str) -> str:
-    """What the stage said last, without what DVC adds to it."""
+def last_line(text: str) -> str:
+    """What a stage said last, without what DVC adds to it."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    own = [line for line in lines if line.startswith(f"{stage}: ")]
+    own = [line for line in lines if line.startswith(tuple(f"{stage}: " for stage in STAGES))]
     others = [line for line in lines if line.startswith("ERROR: ")]
     return (own or others or [""])[-1]
 
 
-def environment() -> dict[str, str]:
-    """For the stages' processes."""
-    binaries = str(Path(sys.executable).parent)
-    return {**os.environ, "PYTHONPATH": str(ROOT), "PATH": f"{binaries}:{os.environ.get('PATH', '')}"}
+def environment(root: Path = ROOT) -> dict[str, str]:
+    """For the processes of stages."""
+    path = f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"
+    found = {**os.environ, "PYTHONPATH": str(root), "PATH": path}
+    return found | ({"PREFECT_API_URL": url} if (url := PREFECT_API_URL.value()) else {})
+
+
+def to_do(env: str) -> tuple[str, ...]:
+    """The stages from the first that has changed; an earlier stage's new results may leave later ones as they are."""
+    command = [sys.executable, "-m", "dvc", "status", "--json", "--with-deps", f"report@{env}"]
+    done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
+    if done.returncode:
+        return STAGES  # `dvc repro` will say what is wrong
+    changed = json.loads(done.stdout)
+    first = next((i for i, stage in enumerate(STAGES) if f"{stage}@{env}" in changed), len(STAGES))
+    return STAGES[first:]
 
 
 @flow(name="pipeline", flow_run_name="{env}", validate_parameters=False)
 def pipeline(env: str = "gridworld-1000", show: bool = True) -> dict[str, float]:
     """All stages of one environment; seconds spent in each, 0 where nothing had changed."""
     environments.check_env(env)
-    spent = {}
+    spent = dict.fromkeys(STAGES, 0.0)
+    todo = to_do(env)
     with bars(show) as bar:
         rows = {stage: bar.add_task(stage, total=None, start=False, text="") for stage in STAGES}
         for stage in STAGES:
-            start = time.monotonic()
+            start, ran = time.monotonic(), False
             bar.start_task(rows[stage])
-            future = repro.submit(stage, env)
-            while not future.state.is_final():
-                update(bar, rows[stage], stage, env)
-                time.sleep(0.2)
-            ran = future.result()
+            if stage in todo:
+                ran = repro(stage, env, ticker(bar, rows[stage], stage, env))
             spent[stage] = time.monotonic() - start if ran else 0.0
             bar.update(rows[stage], total=1, completed=1, text="done" if ran else "nothing had changed")
             bar.stop_task(rows[stage])
@@ -101,18 +130,33 @@ def pipeline(env: str = "gridworld-1000", show: bool = True) -> dict[str, float]
     return spent
 
 
+@flow(name="paper", validate_parameters=False)
+def paper(envs: tuple[str, ...] = environments.ENVS, show: bool = True) -> dict[str, float]:
+    """All environments, one after the other, and the report that joins them; seconds spent in each."""
+    spent = {env: sum(pipeline(env, show).values()) for env in envs}
+    out = report.build_all(ROOT / "data")
+    create_markdown_artifact((out / "relative_variance.md").read_text(), key="report-all")
+    return spent
+
+
 def bars(show: bool) -> Progress:
     """One bar for each stage."""
     columns = (TextColumn("{task.description:9}"), BarColumn(24), TimeElapsedColumn(), TimeRemainingColumn())
     return Progress(*columns, TextColumn("{task.fields[text]}"), console=Console(stderr=True), disable=not show)
 
 
-def update(bar: Progress, row: TaskID, stage: str, env: str) -> None:
-    """What the stage's shards have reported."""
-    for work in (ROOT / "data" / ".work" / stage).glob(f"{env}-*"):
-        with contextlib.suppress(OSError, ValueError):  # a file that is being replaced
-            done, of, text = progress(work)
-            bar.update(row, completed=done, total=of or None, text=text)
+def ticker(bar: Progress, row: Any, stage: str, env: str) -> Callable[[], None]:
+    """Shows what the stage's shards have reported since it started."""
+    since = time.time()
+
+    def tick() -> None:
+        for work in (ROOT / "data" / ".work" / stage).glob(f"{env}-*"):
+            with contextlib.suppress(OSError, ValueError):  # a file that is being replaced
+                if any(path.stat().st_mtime >= since for path in work.glob("progress-*.json")):
+                    done, of, text = progress(work)
+                    bar.update(row, completed=done, total=of or None, text=text)
+
+    return tick
 
 
 @contextlib.contextmanager
@@ -120,30 +164,14 @@ def server() -> Iterator[str]:
     """A Prefect server on loopback for as long as the block lasts; its address."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [
-        sys.executable,
-        "-m",
-        "prefect",
-        "server",
-        "start",
-        "--host",
-        "127.0.0.1",
-        "--port",
-        str(port),
-        "--no-ui",
-    ]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
-    try:
+        port = str(free.getsockname()[1])
+    command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", port, "--no-ui"]
+    with child(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         wait_for(f"http://127.0.0.1:{port}/api/health", process)
         yield f"http://127.0.0.1:{port}/api"
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGTERM)
-        process.wait()
 
 
-def wait_for(url: str, process: subprocess.Popen[bytes], seconds: float = 120) -> None:
+def wait_for(url: str, process: "subprocess.Popen[bytes]", seconds: float = 120) -> None:
     """Until the server answers."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline and process.poll() is None:
@@ -153,6 +181,16 @@ def wait_for(url: str, process: subprocess.Popen[bytes], seconds: float = 120) -
     raise RuntimeError(f"{url}: no answer after {seconds:.0f} s, expected Prefect's server; is the port taken?")
 
 
+@contextlib.contextmanager
+def joined_server() -> Iterator[None]:
+    """The server of PREFECT_API_URL, or one of our own."""
+    if PREFECT_API_URL.value():
+        yield
+        return
+    with server() as url, temporary_settings({PREFECT_API_URL: url}):
+        yield
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m flows.pipeline",
@@ -160,19 +198,21 @@ def main(arguments: list[str] | None = None) -> int:
         "earlier run stopped.",
     )
     parser.add_argument("--env", default="gridworld-1000", help=f"one of {', '.join(environments.ENVS)}")
+    parser.add_argument("--all", action="store_true", help="all environments: the whole paper")
     args = parser.parse_args(arguments)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         environments.check_env(args.env)
-        if args.env in environments.ROBOTS:
-            raise ValueError(f"{args.env}: the robots' evaluation is not there yet, expected a Gridworld")
-        if not os.environ.get(
-            "PREFECT_API_URL"
-        ):  # Prefect reads it when it is imported, so a new process does the work
-            command = [sys.executable, "-m", "flows.pipeline", "--env", args.env]
-            with server() as url:
-                return subprocess.run(command, env=environment() | {"PREFECT_API_URL": url}, check=False).returncode
-        spent = pipeline(args.env)
-    except KeyboardInterrupt:
+        if args.all:
+            with joined_server():
+                paper()
+            report.main(["--all"])
+            return 0
+        spent = dict.fromkeys(STAGES, 0.0)
+        if to_do(args.env):
+            with joined_server():
+                spent = pipeline(args.env)
+    except (KeyboardInterrupt, TerminationSignal):
         print("pipeline: interrupted; run it again to go on", file=sys.stderr)
         return 130
     except (ValueError, OSError, RuntimeError) as error:

@@ -16,7 +16,7 @@ ABOUT = (
 
 
 @flow(name="q", validate_parameters=False)
-def q(env: str, data: Path = ROOT / "data", workers: int | None = None) -> Path:
+def q(env: str, data: Path = ROOT / "data", workers: int = 1) -> Path:
     """Fits all groups in shards and puts the result in place."""
     return run_stage("q", stage, "updates", env, data, workers)
 

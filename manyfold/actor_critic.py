@@ -31,8 +31,8 @@ class Envs(Protocol):
 
     def load(self, saved: dict[str, NDArray[Any]]) -> None: ...
 
-    def mean_return(self) -> float:
-        """Mean undiscounted return of recently ended episodes, over all groups."""
+    def mean_returns(self) -> NDArray[np.float64]:
+        """Mean undiscounted return of each group's newest episodes, NaN before one has ended; `[G]`."""
 
 
 def _tanh_(x: Tensor) -> Tensor:

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from safetensors.torch import save_file
 from torch import Tensor
 
+from manyfold.adam import Adam
 from manyfold.mdp import Ints
 from manyfold.transitions import Batch, Transitions
 from manyfold.values import Check, Shape, ValueNets, read, size, views
@@ -116,11 +117,8 @@ class _Work:
         shape, flat = self.nets.shape, self.nets.flat
         self.average = ValueNets(shape, flat.clone(), self.nets.centre, self.nets.spread, self.nets.scale)
         self.kept = flat.clone()  # the best average so far
-        flat.grad = torch.zeros_like(flat)
-        self.slots = views(shape, flat.grad)
-        self.optimiser = torch.optim.Adam([flat], lr=config.learning_rate, fused=True)
-        moments = {"exp_avg": torch.zeros_like(flat), "exp_avg_sq": torch.zeros_like(flat)}
-        self.optimiser.state[flat] = {"step": torch.tensor(0.0), **moments}
+        self.optimiser = Adam(flat, torch.zeros_like(flat))
+        self.slots = views(shape, self.optimiser.gradient)
         self.updates = config.updates_per_step * shape.horizon
         self.update = self.passes = self.batches = self.since = 0
         self.best = float("inf")
@@ -149,10 +147,8 @@ class _Work:
         while self.update < self.updates:
             rng = np.random.default_rng([self.seed, 2, self.passes])
             for batch in itertools.islice(self.data.batches(self.config.batch, rng, "train"), self.batches, None):
-                left = 1 - self.update / self.updates
-                self.optimiser.param_groups[0]["lr"] = self.config.learning_rate * min(1.0, 2 * left)
                 self.errors.append(self.gradient(batch))
-                self.optimiser.step()
+                self.optimiser.step(self.rate())
                 self.average.flat.lerp_(self.nets.flat, 1 - self.config.average)
                 self.update += 1
                 self.batches += 1
@@ -204,10 +200,13 @@ class _Work:
                 self.update = self.updates
         return check
 
+    def rate(self) -> float:
+        """Falls to 0 over the second half."""
+        return self.config.learning_rate * min(1.0, 2 * (1 - self.update / self.updates))
+
     def tensors(self) -> dict[str, Tensor]:
         """What changes, in place."""
-        moments = self.optimiser.state[self.nets.flat]
-        return {"flat": self.nets.flat, "average": self.average.flat, "kept": self.kept, **moments}
+        return {"flat": self.nets.flat, "average": self.average.flat, "kept": self.kept, **self.optimiser.state}
 
     def save(self, path: Path) -> None:
         """Whole or not at all."""

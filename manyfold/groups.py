@@ -23,7 +23,7 @@ class GridworldGroups:
         self._rewards = np.stack([world.rewards for world in self.worlds]).astype(np.float32).ravel()
         self._row = np.arange(len(groups))[:, None] * (m * m * N_ACTIONS)
         self._returns = np.zeros((len(groups), envs))
-        self._mean_return = np.nan
+        self._mean_returns = np.full(len(groups), np.nan)
 
     def start(self, segment: int) -> NDArray[np.int64]:
         self._rngs = [stream("gridworld-groups", self.horizon, group, segment) for group in self.groups]
@@ -43,7 +43,7 @@ class GridworldGroups:
         self._t += 1
         ended = self._t == self.horizon  # all at once: every episode has exactly T steps
         if ended:
-            self._mean_return = float(self._returns.mean())
+            self._mean_returns = self._returns.mean(1)
             self._t = 0
             self._returns[:] = 0
             self._cells = np.full_like(self._cells, self.worlds[0].centre)
@@ -59,8 +59,8 @@ class GridworldGroups:
     def load(self, saved: dict[str, NDArray[Any]]) -> None:
         pass
 
-    def mean_return(self) -> float:
-        return self._mean_return
+    def mean_returns(self) -> NDArray[np.float64]:
+        return self._mean_returns
 
 
 class MujocoGroups:
@@ -136,9 +136,8 @@ class MujocoGroups:
             running.mean, running.var, running.count = (saved[f"{prefix}_{x}"].copy() for x in ("mean", "var", "count"))
         self.recent = saved["recent"].copy()
 
-    def mean_return(self) -> float:
-        newest = self.recent[:, -1]
-        return float(np.nanmean(newest)) if np.isfinite(newest).any() else np.nan
+    def mean_returns(self) -> NDArray[np.float64]:
+        return self.recent[:, -1].copy()
 
 
 class Running:

@@ -15,7 +15,6 @@ import difflib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import envpool
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -67,6 +66,8 @@ def pool(env: str, seeds: Sequence[int], horizon: int, threads: int) -> Any:
     if bad or not len(seeds):
         found = f"seeds contains {bad[0]!r}" if bad else "seeds is empty"
         raise ValueError(f"{found}, expected one whole number from 0 to 2^31 - 1 for every slot")
+    import envpool  # a second that Gridworlds need not wait for
+
     return envpool.make(
         ENVS[env].id,
         env_type="gymnasium",

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from manyfold.actor_critic import ActorCritic, Envs
+from manyfold.adam import Adam
 from manyfold.streams import stream
 
 
@@ -159,8 +160,7 @@ class Learner:
         generators = [torch.Generator().manual_seed(int(rng.integers(2**62))) for rng in self.rngs]
         self.networks = ActorCritic(envs, config.hidden, generators)
         self.update = 0  # updates done
-        self.networks.flat.grad = self.networks.flat_grad
-        self.optimiser = torch.optim.Adam([self.networks.flat], eps=config.adam_eps, fused=True)
+        self.optimiser = Adam(self.networks.flat, self.networks.flat_grad, config.adam_eps)
 
     def run_segment(
         self, last_update: int, wanted: list[set[Position]], record: Record, tick: Callable[[], None]
@@ -236,8 +236,7 @@ class Learner:
         shuffled = {name: _pick(x, order) for name, x in batch.items()}
         size = config.batch // config.minibatches
         log_std = networks.parameters.get("log_std")
-        updates = config.total_steps // config.batch
-        self.optimiser.param_groups[0]["lr"] = config.learning_rate * (1 - (self.update - 1) / updates)
+        rate = config.learning_rate * (1 - (self.update - 1) / (config.total_steps // config.batch))
         for i in range(config.minibatches):
             part = {name: x[:, i * size : (i + 1) * size] for name, x in shuffled.items()}
             outputs, values = networks.forward(part["obs"])
@@ -256,20 +255,20 @@ class Learner:
                 )
             networks.backward(d_outputs, d_value[..., None])
             networks.clip_gradients(config.max_grad_norm)
-            self.optimiser.step()
+            self.optimiser.step(rate)
 
     def save(self) -> tuple[dict[str, Tensor], dict[str, str]]:
         """All that a later `load` needs to go on, as tensors and as text (safetensors' metadata)."""
         tensors = {"flat": self.networks.flat.clone()}
-        tensors |= {f"adam.{name}": x.clone() for name, x in self.optimiser.state[self.networks.flat].items()}
+        tensors |= {f"adam.{name}": x.clone() for name, x in self.optimiser.state.items()}
         tensors |= {f"envs.{name}": torch.from_numpy(np.array(x)) for name, x in self.envs.save().items()}
         states = json.dumps([rng.bit_generator.state for rng in self.rngs])
         return tensors, {"update": str(self.update), "rngs": states}
 
     def load(self, tensors: dict[str, Tensor], text: dict[str, str]) -> None:
         self.networks.flat.copy_(tensors["flat"])
-        adam = {name.removeprefix("adam."): x for name, x in tensors.items() if name.startswith("adam.")}
-        self.optimiser.state[self.networks.flat] = adam
+        for name, x in self.optimiser.state.items():
+            x.copy_(tensors[f"adam.{name}"])
         self.envs.load({k.removeprefix("envs."): v.numpy() for k, v in tensors.items() if k.startswith("envs.")})
         self.update = int(text["update"])
         for rng, state in zip(self.rngs, json.loads(text["rngs"]), strict=True):

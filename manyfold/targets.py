@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from manyfold import environments, ppo
@@ -109,6 +110,7 @@ class Drawn(NamedTuple):
     targets: NetworkPolicySet  # K
     companion: NetworkPolicySet  # 1
     history: NetworkPolicySet
+    returns: NDArray[np.float64]  # mean return of the newest episodes after each update of PPO
 
 
 class Training:
@@ -128,6 +130,7 @@ class Training:
         self.wanted = [{*plan.targets, plan.companion, *plan.history} for plan in plans]
         self.taken: dict[tuple[int, Position], dict[str, Tensor]] = {}  # (index of the group, position) -> actor
         self.last = max(plan.last for plan in plans)
+        self.returns: list[NDArray[np.float64]] = []  # of each update, [G]
 
     @property
     def finished(self) -> bool:
@@ -135,7 +138,11 @@ class Training:
 
     def run_segment(self, tick: Callable[[], None] = lambda: None) -> None:
         """Trains up to the next moment at which `save` is possible; `tick` is called after every update."""
-        self.learner.run_segment(self.last, self.wanted, self._record, tick)
+        self.learner.run_segment(self.last, self.wanted, self._record, lambda: self._ended(tick))
+
+    def _ended(self, tick: Callable[[], None]) -> None:
+        self.returns.append(self.envs.mean_returns().copy())
+        tick()
 
     def _record(self, position: Position, groups: list[int], tensors: dict[str, Tensor]) -> None:
         for i, group in enumerate(groups):
@@ -143,12 +150,14 @@ class Training:
 
     def save(self) -> tuple[dict[str, Tensor], dict[str, str]]:
         tensors, text = self.learner.save()
+        tensors["returns"] = torch.from_numpy(np.stack(self.returns))
         for (group, position), actor in self.taken.items():
             tensors |= {f"taken/{group}/{position.update}/{position.epoch}/{name}": x for name, x in actor.items()}
         return tensors, text
 
     def load(self, tensors: dict[str, Tensor], text: dict[str, str]) -> None:
         self.learner.load(tensors, text)
+        self.returns = list(tensors["returns"].numpy())
         self.taken = {}
         for key, x in tensors.items():
             if key.startswith("taken/"):
@@ -157,10 +166,12 @@ class Training:
 
     def results(self) -> list[Drawn]:
         """Every group's policies, in the order of `groups`."""
-        return [
-            Drawn(plan, *(self._policies(i, list(p)) for p in (plan.targets, [plan.companion], plan.history)))
-            for i, plan in enumerate(self.plans)
-        ]
+        drawn = []
+        for i, plan in enumerate(self.plans):
+            policies = (self._policies(i, list(p)) for p in (plan.targets, [plan.companion], plan.history))
+            returns = np.stack(self.returns)[: plan.last, i]  # others of the shard may have trained on
+            drawn.append(Drawn(plan, *policies, returns))
+        return drawn
 
     def _policies(self, index: int, positions: list[Position]) -> NetworkPolicySet:
         taken = [self.taken[index, position] for position in positions]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from manyfold.mdp import Array, Ints
 
-VERSION = 2
+VERSION = 3
 LIMIT = 10.0  # standardised states are clipped there
 
 
@@ -88,25 +88,27 @@ class ValueNets:
 
     def save(self, path: Path, curves: list["Check"] | None = None) -> None:
         """One safetensors file; the shape and the learning curves are in its metadata."""
-        about = {"format": "manyfold-values", "version": str(VERSION), "shape": json.dumps(asdict(self.shape))}
-        about["curves"] = json.dumps([list(check) for check in curves or []])
+        about = {"format": "manyfold-values", "version": VERSION, "shape": asdict(self.shape), "curves": curves or []}
         tensors = {"flat": self.flat, "centre": self.centre, "spread": self.spread, "scale": self.scale}
-        save_file({name: x.contiguous() for name, x in tensors.items()}, path, metadata=about)
+        # one key: safetensors writes several in any order, and the same fit would be another file to DVC
+        one = {"about": json.dumps(about)}
+        save_file({name: x.contiguous() for name, x in tensors.items()}, path, metadata=one)
 
     @classmethod
     def load(cls, path: Path) -> tuple["ValueNets", list["Check"]]:
         """The nets and their learning curves; what doesn't fit is refused with one line."""
-        tensors, about = read(path)
-        if about.get("format") != "manyfold-values" or about.get("version") != str(VERSION):
+        tensors, metadata = read(path)
+        about = json.loads(metadata.get("about", "{}"))
+        if about.get("format") != "manyfold-values" or about.get("version") != VERSION:
             raise ValueError(f"{path}: expected value nets of version {VERSION}, found {about.get('format')!r}")
-        said = json.loads(about["shape"])
+        said = about["shape"]
         shape = Shape(**{field.name: said[field.name] for field in fields(Shape)})
         expected = {"flat": (size(shape),), "centre": (shape.width,), "spread": (shape.width,)}
         for name, wanted in {**expected, "scale": (shape.n_policies,)}.items():
             if name not in tensors or tuple(tensors[name].shape) != wanted:
                 raise ValueError(f"{path}: {name} does not have shape {list(wanted)}")
         nets = cls(shape, tensors["flat"], tensors["centre"], tensors["spread"], tensors["scale"])
-        return nets, [Check(*check) for check in json.loads(about["curves"])]
+        return nets, [Check(*check) for check in about["curves"]]
 
 
 def read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -16,7 +17,7 @@ from safetensors.torch import save_file
 from manyfold import targets
 from manyfold.networks import NetworkPolicySet
 from manyfold.ppo import Position
-from manyfold.targets import Plan, Rule, Training, step_of
+from manyfold.targets import Drawn, Rule, Training, step_of
 from tasks import shards
 from tasks.files import whole
 from tasks.params import check_names, section
@@ -64,7 +65,7 @@ def train_shard(env: str, groups: list[int], rule: Rule, work: Path) -> None:
         with whole_folder(work / group_name(group)) as folder:
             for name in ("targets", "companion", "history"):
                 getattr(drawn, name).save(folder / name)
-            (folder / "plan.json").write_text(json.dumps(_describe(env, drawn.plan), indent=1) + "\n")
+            (folder / "plan.json").write_text(json.dumps(_describe(env, drawn), indent=1) + "\n")
     state.unlink(missing_ok=True)
 
 
@@ -90,14 +91,17 @@ def _ticker(training: Training, work: Path) -> Callable[[], None]:
     report = reporter(work, training.groups, training.last * each)
 
     def tick() -> None:
-        report(training.learner.update * each, f"mean return {training.envs.mean_return():.2f}")
+        known = training.envs.mean_returns()
+        known = known[np.isfinite(known)]
+        report(training.learner.update * each, f"mean return {known.mean():.2f}" if len(known) else "")
 
     tick()
     return tick
 
 
-def _describe(env: str, plan: Plan) -> dict[str, object]:
-    config = targets.config(env)
+def _describe(env: str, drawn: Drawn) -> dict[str, object]:
+    plan, config = drawn.plan, targets.config(env)
+    returns = [round(float(x), 4) if np.isfinite(x) else None for x in drawn.returns]
 
     def positions(some: tuple[Position, ...]) -> list[dict[str, float]]:
         return [{"update": p.update, "epoch": p.epoch, "step": step_of(p, config)} for p in some]
@@ -108,6 +112,7 @@ def _describe(env: str, plan: Plan) -> dict[str, object]:
         "targets": positions(plan.targets),
         "companion": positions((plan.companion,))[0],
         "history": positions(plan.history),
+        "returns": [{"step": config.batch * (i + 1), "return": x} for i, x in enumerate(returns)],
     }
 
 

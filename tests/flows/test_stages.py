@@ -1,64 +1,22 @@
 """The stages through their real doors: `dvc repro`, which runs the Prefect flows."""
 
+import json
 import os
-import shutil
 import signal
-import subprocess
-import sys
 import time
-import urllib.request
 from pathlib import Path
 
 import pytest
-import yaml
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
 
-from flows.pipeline import STAGES, last_line, server
 from flows.shards import shards
+from tests.projects import ENV, ROOT, Project
 
-ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def prefect_server():
-    """One real server on loopback for all tests here: without it every flow starts its own."""
-    with server() as url:
-        os.environ["PREFECT_API_URL"] = url
-        yield
-        del os.environ["PREFECT_API_URL"]
+STAGES = ("targets", "offline", "q", "q_hat", "behavior", "evaluate", "report")
 
 
-@pytest.fixture(scope="module")
-def project(tmp_path_factory):
-    """A copy of the project with tiny parameters and a Git and DVC of its own."""
-    folder = tmp_path_factory.mktemp("project")
-    for name in ("manyfold", "tasks", "flows", "dvc.yaml", "params.yaml", ".dvcignore"):
-        source = ROOT / name
-        (shutil.copytree if source.is_dir() else shutil.copy)(source, folder / name)
-    params = yaml.safe_load((folder / "params.yaml").read_text())
-    params["targets"] = {"groups": 3, "policies": 3, "start": [600, 900], "width": 700, "history": 3}
-    params["offline"]["episodes"] = 60
-    params["q"] = params["q_hat"] = params["behavior"]["fit"] = {**params["q"], "updates_per_step": 5}
-    params["evaluate"] = {"runs": 2, "episodes": 60, "match": 30}
-    (folder / "params.yaml").write_text(yaml.safe_dump(params))
-    run(folder, "git", "init", "-q")
-    run(folder, sys.executable, "-m", "dvc", "init", "-q")
-    run(folder, sys.executable, "-m", "dvc", "config", "core.analytics", "false")
-    return folder
-
-
-def run(folder, *command):
-    binaries = Path(sys.executable).parent
-    environment = {**os.environ, "PYTHONPATH": str(folder), "PATH": f"{binaries}:{os.environ['PATH']}"}
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-
-
-def repro(folder, stage):
-    return run(folder, sys.executable, "-m", "dvc", "repro", stage)
-
-
-def test_dvc_repro_runs_the_chain_and_a_second_call_does_nothing(project):
-    done = repro(project, "report@gridworld-1000")
-    assert done.returncode == 0, done.stderr
+def test_dvc_repro_runs_the_chain(finished):
     for stage, file in (
         ("targets", "targets.safetensors"),
         ("offline", "transitions.parquet"),
@@ -66,101 +24,132 @@ def test_dvc_repro_runs_the_chain_and_a_second_call_does_nothing(project):
         ("q_hat", "q_hat.safetensors"),
         ("behavior", "mu.onnx"),
     ):
-        out = project / "data" / stage / "gridworld-1000"
+        out = finished.data / stage / ENV
         assert sorted(f.name for f in out.iterdir()) == ["group-00", "group-01", "group-02"]
         assert (out / "group-02" / file).exists()
-    assert done.stdout.count("group-02") == 5  # the table at the end of each of these stages
-    runs = project / "data" / "evaluate" / "gridworld-1000" / "runs"
+    assert finished.said.count("group-02") == 5  # the table at the end of each of these stages
+    runs = finished.data / "evaluate" / ENV / "runs"
     assert sorted(f.name for f in runs.iterdir()) == ["group-00", "group-01", "group-02"]
-    metrics = (runs.parent / "metrics.json").read_text()
-    assert (project / "data" / "report" / "gridworld-1000" / "relative_error.svg").exists()
-    assert not list((project / "data" / ".work").rglob("*.safetensors"))
-    again = repro(project, "report@gridworld-1000")
-    assert again.stdout.count("didn't change, skipping") == 7
-    # fewer episodes change evaluate and report alone, and back again the numbers are the same
-    params = (project / "params.yaml").read_text()
-    (project / "params.yaml").write_text(params.replace("episodes: 60\n  match: 30", "episodes: 45\n  match: 30"))
-    assert repro(project, "report@gridworld-1000").stdout.count("didn't change, skipping") == 5
-    assert (runs.parent / "metrics.json").read_text() != metrics
-    (project / "params.yaml").write_text(params)
-    assert repro(project, "report@gridworld-1000").returncode == 0
-    assert (runs.parent / "metrics.json").read_text() == metrics
+    assert (finished.data / "report" / ENV / "relative_error.svg").exists()
+    assert not list((finished.data / ".work").rglob("*.safetensors"))
 
 
-def test_the_pipeline_walks_the_same_stages_and_prints_the_table(project):
-    repro(project, "report@gridworld-1000")
-    done = run(project, sys.executable, "-m", "flows.pipeline", "--env", "gridworld-1000")
+def test_a_second_call_does_nothing_and_fewer_episodes_change_evaluate_and_report_alone(project):
+    start = time.monotonic()
+    assert project.repro().stdout.count("didn't change, skipping") == 7
+    assert time.monotonic() - start < 15
+    metrics = project.metrics()
+    params = project.set("episodes: 60\n  match: 30", "episodes: 45\n  match: 30")
+    assert project.repro().stdout.count("didn't change, skipping") == 5
+    assert project.metrics() != metrics
+    diff = json.loads(project.python("dvc", "metrics", "diff", "--json").stdout)
+    assert diff[f"data/evaluate/{ENV}/metrics.json"]["max_episodes"] == {"old": 60, "new": 45, "diff": -15}
+    (project.folder / "params.yaml").write_text(params)
+    assert project.repro().returncode == 0
+    assert project.metrics() == metrics
+
+
+def test_plots_show_draws_every_estimator_once(project):
+    done = project.python("dvc", "plots", "show", f"data/evaluate/{ENV}/curves.csv")
     assert done.returncode == 0, done.stderr
-    assert "Spent 0 s: nothing had changed." in done.stdout
-    assert "MPE + q baseline" in done.stdout
-    assert tuple(yaml.safe_load((project / "dvc.yaml").read_text())["stages"]) == STAGES
+    page = (project.folder / "dvc_plots" / "index.html").read_text()
+    assert "datum.policy == 'all'" in page  # our template
+    assert page.count('"mpe_baseline"') > 0
 
 
-def test_a_failed_stage_fails_the_pipeline_with_its_own_last_line(project):
-    params = (project / "params.yaml").read_text()
-    (project / "params.yaml").write_text(params.replace("width: 700", "width: -1"))
-    done = run(project, sys.executable, "-m", "flows.pipeline", "--env", "gridworld-1000")
-    (project / "params.yaml").write_text(params)
-    assert done.returncode == 2
-    line = "pipeline: targets: targets.width is -1, expected more than 0 training steps"
-    assert done.stderr.splitlines()[-1] == line
+def test_an_experiment_changes_one_parameter_and_leaves_the_rest(project):
+    done = project.python("dvc", "exp", "run", "-S", "evaluate.runs=3", f"report@{ENV}")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(project.metrics())["runs"] == 3
+    assert done.stdout.count("didn't change, skipping") == 5
 
 
-def test_the_last_line_is_the_stages_own_not_dvcs():
-    text = "Running stage\nq: no data\nERROR: failed to reproduce 'q@ant'\n"
-    assert last_line("q", text) == "q: no data"
-    assert last_line("q", "ERROR: failed to lock\n\n") == "ERROR: failed to lock"
-    assert last_line("q", "") == ""
+def test_a_local_remote_gives_the_data_back(project, tmp_path):
+    assert (
+        project.python("dvc", "remote", "add", "--local", "--default", "store", str(tmp_path / "store")).returncode == 0
+    )
+    assert project.python("dvc", "push").returncode == 0
+    before = (project.data / "q" / ENV / "group-01" / "q.safetensors").read_bytes()
+    for folder in (project.folder / ".dvc" / "cache", project.data / "q"):
+        project.run("rm", "-r", str(folder))
+    done = project.python("dvc", "pull", f"q@{ENV}")
+    assert done.returncode == 0, done.stderr
+    assert (project.data / "q" / ENV / "group-01" / "q.safetensors").read_bytes() == before
 
 
-def test_a_server_of_ours_is_on_loopback_alone_and_ends_with_its_block():
-    with server() as url:
-        host, port = url.removeprefix("http://").removesuffix("/api").split(":")
-        assert host == "127.0.0.1"
-        listening = subprocess.run(["ss", "-ltnH"], capture_output=True, text=True, check=False).stdout
-        mine = [line.split()[3] for line in listening.splitlines() if line.split()[3].endswith(f":{port}")]
-        assert mine in ([f"127.0.0.1:{port}"], [])  # [] where there is no ss
-    with pytest.raises(OSError, match="refused"):
-        urllib.request.urlopen(f"{url}/health", timeout=5)
+def test_the_same_seed_gives_the_same_files(finished, project):
+    """Not only the same numbers: the same bytes, so that DVC sees that nothing is new."""
+    for stage in ("q", "evaluate"):
+        assert project.repro(stage, "--force", "--single-item").returncode == 0
+    assert (project.folder / "dvc.lock").read_text() == (finished.folder / "dvc.lock").read_text()
+
+
+def test_one_shard_or_three_give_the_same_numbers(finished, project):
+    for stage, file in (("targets", "targets.safetensors"), ("q", "q.safetensors")):
+        whole = finished.data / stage / ENV
+        for workers in ("1", "3"):
+            project.run("rm", "-r", str(project.data / stage / ENV))
+            done = project.python(f"flows.{stage}", "--env", ENV, "--workers", workers)
+            assert done.returncode == 0, done.stderr
+            for group in ("group-00", "group-01", "group-02"):
+                assert (project.data / stage / ENV / group / file).read_bytes() == (whole / group / file).read_bytes()
+
+
+def artifacts(key):
+    with get_client(sync_client=True) as client:
+        return client.read_artifacts(artifact_filter=ArtifactFilter(key=ArtifactFilterKey(any_=[key])))
+
+
+def test_prefect_shows_progress_and_the_table_of_a_stage(finished):
+    progress = artifacts(f"q-hat-{ENV}")
+    assert progress[0].type == "progress"
+    assert progress[0].data == 100.0
+    table = artifacts(f"q-hat-{ENV}-table")
+    assert [row["group"] for row in json.loads(table[0].data)] == ["group-00", "group-01", "group-02"]
 
 
 def test_the_flow_refuses_bad_input_with_one_line_and_exit_code_2(project):
-    done = run(project, sys.executable, "-m", "flows.targets", "--env", "walkr")
+    done = project.python("flows.targets", "--env", "walkr")
     assert done.returncode == 2
     assert done.stderr.startswith("targets: unknown environment 'walkr'; did you mean 'walker'?")
     assert done.stderr.count("\n") == 1
-    params = (project / "params.yaml").read_text()
-    (project / "params.yaml").write_text(params.replace("width: 700", "width: -1"))
-    done = run(project, sys.executable, "-m", "flows.targets", "--env", "gridworld-1000")
-    (project / "params.yaml").write_text(params)
-    assert done.returncode == 2
-    assert done.stderr == "targets: targets.width is -1, expected more than 0 training steps\n"
+    for old, new, line in (
+        ("width: 700", "width: -1", "targets: targets.width is -1, expected more than 0 training steps\n"),
+        ("runner: local", "runner: cloud", "targets: params.yaml: runner is 'cloud', expected local or dask\n"),
+        (
+            "runner: local",
+            "runner: dask",
+            "targets: params.yaml: scheduler is '', expected its address such as tcp://10.0.0.1:8786\n",
+        ),
+    ):
+        before = project.set(old, new)
+        done = project.python("flows.targets", "--env", ENV)
+        (project.folder / "params.yaml").write_text(before)
+        assert done.returncode == 2
+        assert done.stderr == line
 
 
 def test_ctrl_c_ends_at_once_and_a_rerun_goes_on(project):
     """SIGINT to the whole process group, as a terminal sends it, while shards are training."""
-    params = (project / "params.yaml").read_text()
-    (project / "params.yaml").write_text(params.replace("width: 700", "width: 9000"))
-    command = [sys.executable, "-m", "flows.targets", "--env", "gridworld-27000"]
-    environment = {**os.environ, "PYTHONPATH": str(project)}
-    process = subprocess.Popen(
-        command, cwd=project, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
+    project.set("width: 700", "width: 9000")
+    process = project.start("flows.targets", "--env", "gridworld-27000")
     deadline = time.monotonic() + 120
-    while not list((project / "data" / ".work").rglob("progress-*.json")) and time.monotonic() < deadline:
+    while not list((project.data / ".work" / "targets").rglob("progress-*.json")) and time.monotonic() < deadline:
         time.sleep(0.1)
+    again = project.python("flows.targets", "--env", "gridworld-27000")  # a second one beside it
     start = time.monotonic()
     os.killpg(process.pid, signal.SIGINT)
     _, error = process.communicate(timeout=60)
-    (project / "params.yaml").write_text(params)
     assert time.monotonic() - start < 10
     assert process.returncode == 130
     assert error.splitlines()[-1] == "targets: interrupted; run it again to go on from the last save"
     assert "Traceback" not in error
+    assert again.returncode == 2
+    assert "another run of targets gridworld-27000 is going on" in again.stderr.splitlines()[-1]
 
 
 def test_help_teaches():
-    done = run(ROOT, sys.executable, "-m", "flows.targets", "--help")
+    done = Project(ROOT).python("flows.targets", "--help")
     assert "goes on where it was last saved" in " ".join(done.stdout.split())
 
 
@@ -170,3 +159,11 @@ def test_shards_hold_every_group_once(groups, workers):
     assert [g for part in parts for g in part] == list(range(groups))
     assert len(parts) == min(groups, workers)
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+def test_the_stages_of_dvc_are_the_pipelines():
+    import yaml
+
+    from flows.pipeline import STAGES as walked
+
+    assert tuple(yaml.safe_load((Path(ROOT) / "dvc.yaml").read_text())["stages"]) == walked == STAGES
