@@ -15,7 +15,7 @@ ABOUT = (
 )
 
 
-@flow(name="behavior", validate_parameters=False)
+@flow(name="behavior", flow_run_name="{env}", validate_parameters=False)
 def behavior(env: str, data: Path = ROOT / "data", workers: int = 1) -> Path:
     """Designs for all groups in shards and puts the result in place."""
     return run_stage("behavior", stage, "updates", env, data, workers)

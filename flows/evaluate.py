@@ -15,7 +15,7 @@ ABOUT = (
 )
 
 
-@flow(name="evaluate", validate_parameters=False)
+@flow(name="evaluate", flow_run_name="{env}", validate_parameters=False)
 def evaluate(env: str, data: Path = ROOT / "data", workers: int = 1) -> Path:
     """Runs all groups in shards and puts the result in place."""
     return run_stage("evaluate", stage, "runs", env, data, workers)

@@ -15,7 +15,7 @@ ABOUT = (
 )
 
 
-@flow(name="offline", validate_parameters=False)
+@flow(name="offline", flow_run_name="{env}", validate_parameters=False)
 def offline(env: str, data: Path = ROOT / "data", workers: int = 1) -> Path:
     """Logs all groups in shards and puts the result in place."""
     return run_stage("offline", stage, "groups", env, data, workers)

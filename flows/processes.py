@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -42,18 +43,20 @@ def child(command: list[str], **options: Any) -> Iterator["subprocess.Popen[byte
 def guard(command: list[str]) -> int:
     """Runs the command until it ends, or until stdin does."""
     signal.signal(signal.SIGTERM, lambda number, frame: None)  # meant for the others of the group, which get it too
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
-    threading.Thread(target=end_with_stdin, args=(process,), daemon=True).start()
+    process, closed = subprocess.Popen(command, stdin=subprocess.DEVNULL), threading.Event()
+    threading.Thread(target=end_with_stdin, args=(closed,), daemon=True).start()
     code = process.wait()
+    if closed.is_set():
+        os.killpg(0, signal.SIGKILL)  # whatever the command has started
     return code if code >= 0 else 128 - code
 
 
-def end_with_stdin(process: "subprocess.Popen[bytes]") -> None:
+def end_with_stdin(closed: threading.Event) -> None:
     """Ends the group, this process included: gently, then not."""
     os.read(0, 1)
+    closed.set()
     os.killpg(0, signal.SIGTERM)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(GRACE)
+    time.sleep(GRACE)
     os.killpg(0, signal.SIGKILL)
 
 

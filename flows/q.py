@@ -15,7 +15,7 @@ ABOUT = (
 )
 
 
-@flow(name="q", validate_parameters=False)
+@flow(name="q", flow_run_name="{env}", validate_parameters=False)
 def q(env: str, data: Path = ROOT / "data", workers: int = 1) -> Path:
     """Fits all groups in shards and puts the result in place."""
     return run_stage("q", stage, "updates", env, data, workers)

@@ -15,7 +15,7 @@ ABOUT = (
 )
 
 
-@flow(name="q_hat", validate_parameters=False)
+@flow(name="q_hat", flow_run_name="{env}", validate_parameters=False)
 def q_hat(env: str, data: Path = ROOT / "data", workers: int = 1) -> Path:
     """Fits all groups in shards and puts the result in place."""
     return run_stage("q_hat", stage, "updates", env, data, workers)

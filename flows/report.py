@@ -18,7 +18,7 @@ def build(env: str, data: Path) -> Path:
     return stage.build(env, data)
 
 
-@flow(name="report", validate_parameters=False)
+@flow(name="report", flow_run_name="{env}", validate_parameters=False)
 def report(env: str, data: Path = ROOT / "data") -> Path:
     """Builds the tables and figures of one environment."""
     return build(env, data)

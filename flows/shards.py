@@ -80,6 +80,8 @@ def run_shard(stage: str, env: str, first: int, last: int, data: str) -> None:
 
 def run_stage(name: str, stage: Stage, unit: str, env: str, data: Path, workers: int) -> Path:
     """All shards of a stage; called inside its flow."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # here, as Prefect's flow sets its own first
+        signal.signal(number, interrupted(name))
     with alone(name, env, data):
         groups, work = stage.prepare(env, data)
         forget_progress(work)
@@ -182,8 +184,6 @@ def stage_main(name: str, flow: Flow[..., Path], stage: Stage, about: str, argum
         if args.workers is not None and args.workers < 1:
             raise ValueError(f"--workers is {args.workers}, expected a whole number of at least 1")
         where, workers = task_runner(args.workers)
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, interrupted(name))
         out = flow.with_options(task_runner=where)(args.env, args.data.resolve(), workers)
     except (ValueError, OSError, RuntimeError) as error:
         print(f"{name}: {str(error).removeprefix(f'{name}: ')}", file=sys.stderr)

@@ -15,7 +15,7 @@ ABOUT = (
 )
 
 
-@flow(name="targets", validate_parameters=False)
+@flow(name="targets", flow_run_name="{env}", validate_parameters=False)
 def targets(env: str, data: Path = ROOT / "data", workers: int = 1) -> Path:
     """Draws the targets, trains all groups in shards, and puts the result in place."""
     return run_stage("targets", stage, "steps", env, data, workers)

@@ -76,7 +76,7 @@ def record(env: str, spent: dict[str, float], root: Path = ROOT) -> str:
     parent = store.create_run(where, run_name=f"{env} pipeline", tags=tags(env, root)).info.run_id
     params = [Param(f"{a}.{b}", str(x)) for a, b, x in flat(yaml.safe_load((root / "params.yaml").read_text()))]
     times = [Metric(f"seconds.{stage}", seconds, 0, 0) for stage, seconds in spent.items()]
-    store.log_batch(parent, metrics=times + fit_curves(env, data), params=params)
+    store.log_batch(parent, metrics=times + training_curve(env, data) + fit_curves(env, data), params=params)
     for path in (data / "report" / env, data / "evaluate" / env / "metrics.json", card(env, data)):
         (store.log_artifacts if path.is_dir() else store.log_artifact)(parent, str(path))
     curves = read_curves(env, data)
@@ -100,6 +100,17 @@ def flat(params: dict[str, Any]) -> list[tuple[str, str, object]]:
 def card(env: str, data: Path) -> Path:
     """The data card of the first group."""
     return data / "offline" / env / "group-00" / "card.json"
+
+
+def training_curve(env: str, data: Path) -> list[Metric]:
+    """PPO's returns, mean over groups, by training step as far as all groups have trained."""
+    plans = [json.loads(path.read_text()) for path in sorted((data / "targets" / env).glob("group-*/plan.json"))]
+    out = []
+    for points in zip(*(plan["returns"] for plan in plans), strict=False):
+        known = [point["return"] for point in points if point["return"] is not None]
+        if known:
+            out.append(Metric("ppo.return", float(np.mean(known)), 0, points[0]["step"]))
+    return out
 
 
 def fit_curves(env: str, data: Path) -> list[Metric]:

@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 import yaml
+from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from flows.pipeline import server
 from tests.projects import PARTS, ROOT, Project
@@ -14,8 +15,8 @@ from tests.projects import PARTS, ROOT, Project
 def prefect_server(tmp_path_factory):
     """Without it every flow starts its own."""
     os.environ["PREFECT_HOME"] = str(tmp_path_factory.mktemp("prefect"))
-    with server() as url:
-        os.environ["PREFECT_API_URL"] = url
+    with server() as url, temporary_settings({PREFECT_API_URL: url}):  # for clients of this process,
+        os.environ["PREFECT_API_URL"] = url  # and of others
         yield url
     del os.environ["PREFECT_API_URL"]
 

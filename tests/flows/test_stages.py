@@ -131,7 +131,7 @@ def test_the_flow_refuses_bad_input_with_one_line_and_exit_code_2(project):
 
 def test_ctrl_c_ends_at_once_and_a_rerun_goes_on(project):
     """SIGINT to the whole process group, as a terminal sends it, while shards are training."""
-    project.set("width: 700", "width: 9000")
+    project.set("width: 700", "width: 400000")
     process = project.start("flows.targets", "--env", "gridworld-27000")
     deadline = time.monotonic() + 120
     while not list((project.data / ".work" / "targets").rglob("progress-*.json")) and time.monotonic() < deadline:

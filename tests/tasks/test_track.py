@@ -1,5 +1,6 @@
 """What MLflow holds after a run, in a real SQLite store."""
 
+import json
 import subprocess
 
 import mlflow
@@ -58,6 +59,11 @@ def test_the_parent_leads_to_its_code_and_data(store):
     assert run.data.params["q.hidden"] == "64"
     errors = client.get_metric_history(parent, "q.held_out_error")
     assert errors[-1].value < errors[0].value
+    returns = client.get_metric_history(parent, "ppo.return")
+    plan = json.loads((root / "data" / "targets" / ENV / "group-00" / "plan.json").read_text())
+    assert [(p.step, p.value) for p in returns] == [(p["step"], p["return"]) for p in plan["returns"]]
+    assert returns[0].step == 512
+    assert returns[-1].value > returns[0].value
     names = {artifact.path for artifact in client.list_artifacts(parent)}
     assert {"relative_error.png", "relative_variance.md", "metrics.json", "card.json"} <= names
 
