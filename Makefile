@@ -7,12 +7,14 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 export MLFLOW_DISABLE_TELEMETRY := true
 export DO_NOT_TRACK := 1
 
-.PHONY: main report ui test test-slow lint format select calibrate bench bench-memory bench-learning clean
+.PHONY: main paper report ui worker test test-slow lint format select calibrate bench bench-memory bench-learning clean
 .DEFAULT_GOAL := main
 
 main: .venv/ready
-	$(BIN)/dvc repro report@gridworld-1000
-	$(BIN)/python -m tasks.report --env gridworld-1000
+	$(BIN)/python -m flows.pipeline --env gridworld-1000
+
+paper: .venv/ready
+	$(BIN)/python -m flows.pipeline --all
 
 test: lint
 	$(BIN)/python -m pytest
@@ -45,10 +47,10 @@ report: .venv/ready
 	$(BIN)/python -m tasks.report --all
 
 ui: .venv/ready
-	@echo "MLflow: http://127.0.0.1:5000   Prefect: http://127.0.0.1:4200   (Ctrl-C ends both)"
-	@trap 'kill 0' INT TERM; \
-	$(BIN)/mlflow server --host 127.0.0.1 --port 5000 --backend-store-uri sqlite:///$(CURDIR)/mlflow.db & \
-	$(BIN)/prefect server start --host 127.0.0.1 --port 4200 & wait
+	$(BIN)/python -m flows.ui
+
+worker: .venv/ready
+	$(BIN)/python -m flows.worker
 
 select: .venv/ready
 	$(BIN)/python -m tasks.select

@@ -159,12 +159,16 @@ def ticker(bar: Progress, row: Any, stage: str, env: str) -> Callable[[], None]:
     return tick
 
 
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
 @contextlib.contextmanager
 def server() -> Iterator[str]:
     """A Prefect server on loopback for as long as the block lasts; its address."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    port = str(free_port())
     command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", port, "--no-ui"]
     with child(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         wait_for(f"http://127.0.0.1:{port}/api/health", process)

@@ -8,7 +8,7 @@ import yaml
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from flows.pipeline import server
-from tests.projects import PARTS, ROOT, Project
+from tests.projects import FEWER, PARTS, ROOT, Project
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -54,6 +54,15 @@ def finished(new_project, tmp_path_factory):
     assert done.returncode == 0, done.stderr
     project.said = done.stdout
     project.commit()
+    return project
+
+
+@pytest.fixture(scope="session")
+def fewer(finished, tmp_path_factory):
+    """By `dvc repro` with fewer episodes, to compare other doors with."""
+    project = finished.copy(tmp_path_factory.mktemp("fewer"))
+    project.set(*FEWER)
+    project.said = project.repro().stdout
     return project
 
 

@@ -2,13 +2,13 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 
 import pytest
 
+from flows.pipeline import free_port
 from tests.flows.test_pipeline import wait_until
 from tests.projects import ENV
 
@@ -22,9 +22,7 @@ def dask(project, *arguments):
 @pytest.fixture
 def cluster(project):
     """The scheduler's address and the workers, which run in the project's folder."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+    address = f"tcp://127.0.0.1:{free_port()}"
     alone = ("--host", "127.0.0.1", "--no-dashboard")
     scheduler = dask(project, "scheduler", *alone, "--port", address.rpartition(":")[2])
     workers = [dask(project, "worker", address, *alone, "--nthreads", "1", "--no-nanny") for _ in range(2)]

@@ -9,24 +9,24 @@ from prefect.client.schemas.objects import State, StateType
 from prefect.deployments import run_deployment
 
 from tests.flows.test_pipeline import begun, processes_of, wait_until
-from tests.projects import ENV, ROOT
+from tests.projects import ENV, FEWER, ROOT
 
 
 @pytest.fixture
 def worker(project):
-    """All deployments of a project, and a worker that runs them."""
-    for command in (
-        ("work-pool", "create", "--type", "process", "--overwrite", "manyfold"),
-        ("deploy", "--all"),
-    ):
-        done = project.python("prefect", "--no-prompt", *command)
-        assert done.returncode == 0, done.stdout + done.stderr
-    process = project.start(
-        "prefect", "worker", "start", "--pool", "manyfold", "--limit", "1", PREFECT_WORKER_QUERY_SECONDS="1"
-    )
+    """What `make worker` starts: all deployments of a project, and a worker that runs them."""
+    process = project.start("flows.worker", PREFECT_WORKER_QUERY_SECONDS="1")
+    assert "Deployments are there" in process.stdout.readline()
     yield project
     process.terminate()
     process.communicate()
+    assert wait_until(lambda: not [c for _, c in processes_of(project.folder) if "worker" in c], 15)
+
+
+def test_a_worker_without_a_server_is_one_line(project):
+    done = project.python("flows.worker", PREFECT_API_URL="http://127.0.0.1:9/api")
+    assert done.returncode == 2
+    assert "run `make ui` in another terminal" in done.stderr.splitlines()[-1]
 
 
 def finish(run, seconds=300):
@@ -41,15 +41,13 @@ def finish(run, seconds=300):
     raise AssertionError(f"{found.state} after {seconds} s")
 
 
-def test_a_deployment_runs_to_completed_and_its_results_are_those_of_dvc_repro(worker, finished, tmp_path):
-    project, by_hand = worker, finished.copy(tmp_path / "by hand")
-    for each in (project, by_hand):
-        each.set("episodes: 60\n  match: 30", "episodes: 45\n  match: 30")
+def test_a_deployment_runs_to_completed_and_its_results_are_those_of_dvc_repro(worker, fewer):
+    project = worker
+    project.set(*FEWER)
     run = finish(run_deployment("pipeline/gridworld", timeout=0, as_subflow=False))
     assert run.state.is_completed(), run.state
-    assert by_hand.repro().returncode == 0
-    assert project.metrics() == by_hand.metrics()
-    assert (project.folder / "dvc.lock").read_text() == (by_hand.folder / "dvc.lock").read_text()
+    assert project.metrics() == fewer.metrics()
+    assert (project.folder / "dvc.lock").read_text() == (fewer.folder / "dvc.lock").read_text()
     assert (project.folder / "mlflow.db").exists()
     # a stage's own last line is the flow's message; the environment is a parameter
     project.set("width: 700", "width: -1")
@@ -73,6 +71,7 @@ def test_the_nightly_check_passes_when_the_committed_results_are_right(project):
     assert "numbers of metrics.json are the committed ones." in done.stdout
 
 
+@pytest.mark.slow
 def test_the_nightly_check_finds_a_committed_number_that_is_not_computed(project):
     metrics = project.data / "evaluate" / ENV / "metrics.json"
     found = yaml.safe_load(metrics.read_text())["relative_variance"]["mpe"]
