@@ -75,11 +75,11 @@ def scores(found: dict[tuple[str, int, Choice], Result]) -> dict[Choice, float]:
 
 
 def write(path: Path, choice: Choice) -> None:
-    """Puts the choice into params.yaml's section `q` (q_hat repeats it); comments stay."""
+    """Puts the choice into params.yaml's section `q` and the fits after it; comments stay."""
     text = path.read_text()
     head, section = re.split(r"(?m)^(?=q:)", text, maxsplit=1)
     for name, value in (("hidden", str(choice[0])), ("learning_rate", np.format_float_positional(choice[1]))):
-        section, count = re.subn(rf"(?m)^(  {name}: )[^\s#]+", rf"\g<1>{value}", section, count=1)
+        section, count = re.subn(rf"(?m)^( +{name}: )[^\s#]+", rf"\g<1>{value}", section)
         if not count:
             raise ValueError(f"{path}: no {name} in section q, expected a line `  {name}: ...`")
     with whole(path) as part:

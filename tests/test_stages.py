@@ -1,6 +1,9 @@
 """dvc.yaml: a stage depends on exactly the modules that its command imports: a plot's change trains nothing."""
 
 import ast
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -57,6 +60,27 @@ def test_a_stage_has_its_section_its_flow_and_its_task_module(stage):
     assert (ROOT / "flows" / f"{stage}.py").exists()
     assert (ROOT / "tasks" / f"{stage}.py").exists()
     assert STAGES[stage]["cmd"].startswith(f"python -m flows.{stage} ")
+
+
+def test_an_experiment_can_set_every_parameter(tmp_path):
+    """By `dvc exp run -S q.hidden=128`; a YAML anchor in params.yaml would put the old value back."""
+    from dvc.utils.hydra import apply_overrides
+
+    path = tmp_path / "params.yaml"
+    path.write_text((ROOT / "params.yaml").read_text())
+    apply_overrides(path, ["q.hidden=128", "behavior.fit.batch=7"])
+    expected = yaml.safe_load((ROOT / "params.yaml").read_text())
+    expected["q"]["hidden"], expected["behavior"]["fit"]["batch"] = 128, 7
+    assert yaml.safe_load(path.read_text()) == expected
+
+
+def test_the_picture_in_the_readme_is_dvc_dags():
+    command = [sys.executable, "-m", "dvc", "dag", "--mermaid", "report@gridworld-1000"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    names = dict(re.findall(r'(node\d+)\["(\w+)@', done))
+    edges = {(names[a], names[b]) for a, b in re.findall(r"(node\d+)-->(node\d+)", done)}
+    picture = re.search(r"```mermaid\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)[1]
+    assert set(re.findall(r"(\w+) --> (\w+)", picture)) == edges
 
 
 def test_the_environments_are_the_librarys():

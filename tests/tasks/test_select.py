@@ -8,12 +8,21 @@ from tasks import select
 PARAMS = """# comment
 targets:
   hidden: 1             # another section's
-q: &fit
+q:
   hidden: 64
   learning_rate: 0.01    # falls
   batch: 512
 
-q_hat: *fit
+q_hat:
+  hidden: 64
+  learning_rate: 0.01    # falls
+  batch: 512
+
+behavior:
+  fit:
+    hidden: 64
+    learning_rate: 0.01  # as above
+    batch: 512
 """
 
 
@@ -41,7 +50,9 @@ def test_the_choice_is_written_and_nothing_else_changes(tmp_path):
     expected = PARAMS.replace("hidden: 64", "hidden: 128").replace("learning_rate: 0.01 ", "learning_rate: 0.0001 ")
     assert path.read_text() == expected
     found = yaml.safe_load(path.read_text())
-    assert found["q_hat"] == found["q"] == {"hidden": 128, "learning_rate": 1e-4, "batch": 512}
+    assert (
+        found["behavior"]["fit"] == found["q_hat"] == found["q"] == {"hidden": 128, "learning_rate": 1e-4, "batch": 512}
+    )
 
 
 def test_1e_05_stays_a_number(tmp_path):
