@@ -6,12 +6,14 @@ and one dvc.lock. All stages join one Prefect server: the one of PREFECT_API_URL
 
 import argparse
 import contextlib
+import importlib
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -73,9 +75,7 @@ def repro(stage: str, env: str, tick: Callable[[], None]) -> bool:
 @task(cache_policy=NO_CACHE, task_run_name="track {env}", retries=2, retry_delay_seconds=5)
 def record(env: str, spent: dict[str, float]) -> str:
     """What was found, in MLflow; a server that is away for a moment is asked again."""
-    from tasks import track  # MLflow takes seconds to import, which a run that has nothing to do should not
-
-    return track.record(env, spent)
+    return str(importlib.import_module("tasks.track").record(env, spent))
 
 
 def last_line(text: str) -> str:
@@ -110,6 +110,8 @@ def pipeline(env: str = "gridworld-1000", show: bool = True) -> dict[str, float]
     environments.check_env(env)
     spent = dict.fromkeys(STAGES, 0.0)
     todo = to_do(env)
+    if todo:  # MLflow takes seconds to import: meanwhile, and not where nothing will be recorded
+        threading.Thread(target=importlib.import_module, args=("tasks.track",), daemon=True).start()
     with bars(show) as bar:
         rows = {stage: bar.add_task(stage, total=None, start=False, text="") for stage in STAGES}
         for stage in STAGES:
@@ -213,7 +215,7 @@ def main(arguments: list[str] | None = None) -> int:
             report.main(["--all"])
             return 0
         spent = dict.fromkeys(STAGES, 0.0)
-        if to_do(args.env):
+        if PREFECT_API_URL.value() or to_do(args.env):
             with joined_server():
                 spent = pipeline(args.env)
     except (KeyboardInterrupt, TerminationSignal):

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import yaml
+
 ROOT = Path(__file__).parents[1]
 ENV = "gridworld-1000"
 FEWER = ("episodes: 60\n  match: 30", "episodes: 45\n  match: 30")  # a change of `evaluate` alone
@@ -64,3 +66,24 @@ class Project:
         """As it stands, cache included."""
         shutil.copytree(self.folder, folder, symlinks=True, dirs_exist_ok=True)
         return Project(folder)
+
+
+def tiny(folder):
+    """A new project with three groups of three policies and next to nothing to compute."""
+    folder.mkdir(exist_ok=True)
+    for name in PARTS:
+        source = ROOT / name
+        (shutil.copytree if source.is_dir() else shutil.copy)(source, folder / name)
+    params = yaml.safe_load((folder / "params.yaml").read_text())
+    params["targets"] = {"groups": 3, "policies": 3, "start": [600, 900], "width": 700, "history": 3}
+    params["offline"]["episodes"] = 60
+    params["q"] = params["q_hat"] = params["behavior"]["fit"] = {**params["q"], "updates_per_step": 5}
+    params["evaluate"] = {**params["evaluate"], "runs": 2, "episodes": 60, "match": 30}
+    (folder / "params.yaml").write_text(yaml.safe_dump(params))
+    project = Project(folder)
+    project.run("git", "init", "-q")
+    assert project.python("dvc", "init", "-q").returncode == 0
+    shutil.copytree(ROOT / ".dvc" / "plots", folder / ".dvc" / "plots")
+    shutil.copy(ROOT / ".dvc" / "config", folder / ".dvc" / "config")
+    project.commit()
+    return project
