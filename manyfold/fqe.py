@@ -34,6 +34,7 @@ from manyfold.values import Check, Shape, ValueNets, read, size, views
 
 PIECE = 2**19  # activations at once
 CHECKS = 50  # of the held-out error in a fit
+MOST_KNOWN = 2**28  # next weights that are computed once and kept, instead of anew in every pass
 
 Reward = Callable[[Batch], NDArray[Any]]  # -> [K, N]
 Weights = Callable[[NDArray[np.float32], Ints], NDArray[Any]]  # (states [N, width], t [N]) -> [K, N, A]
@@ -128,6 +129,7 @@ class _Work:
         self.curves: list[Check] = []
         held_out = next(iter(data.batches(4 * config.batch, np.random.default_rng(0), "held_out")))
         self.held_out = held_out, self.known(held_out)  # the same rows at every check
+        self.kept_known = None if n_cells else self.know_all()  # of cells, they are a look-up
 
     def known(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """The reward / scale `[K, N]`, and the next weights `[K, N, A]`, 0 where nothing is bootstrapped."""
@@ -136,6 +138,18 @@ class _Work:
         next_weights = torch.from_numpy(np.asarray(self.weights(batch.next_state, _after(batch, horizon)), np.float32))
         now = torch.from_numpy(np.array(self.reward(batch), dtype=np.float32)) / self.nets.scale[:, None]
         return now, next_weights * torch.from_numpy(goes_on)[:, None]
+
+    def know_all(self) -> tuple[Tensor, Tensor] | None:
+        """`known` of all rows to train with, rows first, if that fits into memory: policies are slow to evaluate."""
+        rows, shape = self.data.whole("train"), self.nets.shape
+        if rows is None or len(rows.t) * shape.n_policies * shape.n_actions > MOST_KNOWN:
+            return None
+        now = torch.empty(len(rows.t), shape.n_policies)
+        next_weights = torch.empty(len(rows.t), shape.n_policies, shape.n_actions)
+        for some in self.pieces(rows):
+            for out, x in zip((now, next_weights), self.known(Batch._make(x[some] for x in rows)), strict=True):
+                out[some] = x.transpose(0, 1)
+        return now, next_weights
 
     def target(self, batch: Batch, known: tuple[Tensor, Tensor]) -> Tensor:
         """reward + sum_a' weights f(s', a') by the averaged nets; `[K, N]`."""
@@ -148,10 +162,11 @@ class _Work:
         every = max(1, self.updates // CHECKS)
         while self.update < self.updates:
             rng = np.random.default_rng([self.seed, 2, self.passes])
-            for batch in itertools.islice(self.data.batches(self.config.batch, rng, "train"), self.batches, None):
+            passing = self.data.numbered(self.config.batch, rng, "train")
+            for numbers, batch in itertools.islice(passing, self.batches, None):
                 left = 1 - self.update / self.updates
                 self.optimiser.param_groups[0]["lr"] = self.config.learning_rate * min(1.0, 2 * left)
-                self.errors.append(self.gradient(batch))
+                self.errors.append(self.gradient(batch, numbers))
                 self.optimiser.step()
                 self.average.flat.lerp_(self.nets.flat, 1 - self.config.average)
                 self.update += 1
@@ -162,14 +177,19 @@ class _Work:
                     return
             self.passes, self.batches = self.passes + 1, 0
 
-    def gradient(self, batch: Batch) -> float:
-        """Of the mean squared error of a batch; returns the error."""
+    def gradient(self, batch: Batch, numbers: Ints) -> float:
+        """Of the mean squared error of a batch, whose rows have these numbers; returns the error."""
         for slot in self.slots.values():
             slot.zero_()
         error = 0.0
         for rows in self.pieces(batch):
             piece = Batch._make(x[rows] for x in batch)
-            error += _add_gradient(self.nets, self.slots, piece, self.target(piece, self.known(piece)), len(batch.t))
+            if self.kept_known is None:
+                known = self.known(piece)
+            else:
+                now, next_weights = (x[torch.from_numpy(numbers[rows])].transpose(0, 1) for x in self.kept_known)
+                known = now, next_weights
+            error += _add_gradient(self.nets, self.slots, piece, self.target(piece, known), len(batch.t))
         return error
 
     def pieces(self, batch: Batch, most: int = PIECE) -> list[slice]:
