@@ -3,5 +3,5 @@
 import subprocess
 import sys
 
-for name in ("gridworld", "exact", "ppo_speed", "fqe_speed", "evaluate_speed"):
+for name in ("gridworld", "exact", "ppo_speed", "fqe_speed", "evaluate_speed", "robots_speed"):
     subprocess.run([sys.executable, "-m", f"benchmarks.{name}"], check=True)

@@ -15,7 +15,7 @@ from manyfold.mujoco import BinnedMujoco
 from manyfold.networks import NetworkPolicySet
 from manyfold.policies import cumulative_probs, sample_actions
 
-SLOTS = 128  # episodes that run at the same time
+SLOTS = 100  # episodes that run at the same time
 BLOCK = 500  # episodes that are handed on together
 
 Note = Callable[[Ints], Array]  # (actions taken [n]) -> [n, whatever is to be kept of the step]
