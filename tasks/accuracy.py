@@ -138,7 +138,7 @@ def rows_of(groups: list[Group]) -> dict[str, Array]:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m tasks.accuracy",
-        description="Compares the fitted q and q_hat with exact values, a robot's with episodes: errors, and their cost.",
+        description="Compares the fitted q and q_hat with exact values, a robot's with episodes: errors, their cost.",
     )
     parser.add_argument("--env", default="gridworld-1000", help=f"one of {', '.join(environments.ENVS)}")
     parser.add_argument("--data", type=Path, default=ROOT / "data", help="folder of all data (default data)")
