@@ -54,6 +54,13 @@ def balanced(logged: Logged) -> Array:
     )
 
 
+def balanced_baseline(logged: Logged) -> Array:
+    """The same with a baseline; `[K, N]`."""
+    return estimators.balanced(
+        logged.rewards, logged.target_probs, logged.logger_probs(), logged.counts, logged.lengths, logged.b()
+    )
+
+
 @dataclass(frozen=True)
 class Estimator:
     label: str

@@ -152,10 +152,14 @@ def log_pool(robot: Robot, group: int, loggers: evaluation.Loggers, protocol: Pr
 
 
 def log_truth(robot: Robot, group: int, protocol: Protocol) -> dict[str, Array]:
-    """J and its standard error, `[K]` each: on-policy returns with q as a baseline, unbiased whatever q is."""
+    """J and its standard error, `[K]` each, from on-policy episodes that no estimator sees.
+
+    All targets' episodes serve each target, by the balance heuristic with q as a baseline: unbiased whatever q is, with
+    bounded weights, and as exact as several times as many plain returns.
+    """
     logged = robot.log("targets", protocol.truth, stream("evaluate", robot.env, group, "truth"))
-    values = np.concatenate([evaluation.baseline(block) for block in logged], -1)
-    mean, variance = evaluation.own_estimates(values, np.array([protocol.truth]))
+    values = np.concatenate([evaluation.balanced_baseline(block) for block in logged], -1)
+    mean, variance = evaluation.pooled_estimates(values, np.array([protocol.truth]), len(values))
     return {"truth": mean[0], "truth_error": np.sqrt(variance / protocol.truth)}
 
 

@@ -15,6 +15,7 @@ from manyfold.values import Shape, ValueNets, size
 
 K, HIDDEN, BINS = 3, 8, 10
 D_S, D_A = {"hopper": 11, "inverted-pendulum": 4}, {"hopper": 3, "inverted-pendulum": 1}
+RETURNS = (evaluation.pdis, evaluation.baseline, evaluation.balanced, evaluation.balanced_baseline)
 LOW = {"hopper": -1.0, "inverted-pendulum": -3.0}
 
 
@@ -87,9 +88,9 @@ def at(robot, state, t):
 
 
 def literal_returns(robot, rows, loggers):
-    """The three returns of every episode and policy by their recursions: name -> `[K, N]`."""
+    """The four returns of every episode and policy by their recursions: name -> `[K, N]`."""
     episodes = rows.episode.max() + 1
-    out = {name: np.zeros((K, episodes)) for name in ("pdis", "baseline", "balanced")}
+    out = {name: np.zeros((K, episodes)) for name in ("pdis", "baseline", "balanced", "balanced_baseline")}
     for n in range(episodes):
         mine = [i for i in range(len(rows.t)) if rows.episode[i] == n]
         found = [at(robot, rows.state[i], rows.t[i]) for i in mine]
@@ -102,12 +103,15 @@ def literal_returns(robot, rows, loggers):
                 rho = x[0][k][a] / mu[a]
                 pdis = rho * (r + pdis)
                 baseline = x[0][k] @ x[1][k] + rho * (r + baseline - x[1][k][a])
-            balanced, up, down = 0.0, 1.0, np.ones(len(every(found[0])))
+            balanced, both, up, down = 0.0, 0.0, 1.0, np.ones(len(every(found[0])))
             for i, x in zip(mine, found, strict=True):
                 a = rows.action[i]
+                both += up / down.mean() * (x[0][k] @ x[1][k])
                 up, down = up * x[0][k][a], down * every(x)[:, a]
                 balanced += up / down.mean() * rows.reward[i]
-            out["pdis"][k, n], out["baseline"][k, n], out["balanced"][k, n] = pdis, baseline, balanced
+                both += up / down.mean() * (rows.reward[i] - x[1][k][a])
+            for name, value in zip(out, (pdis, baseline, balanced, both), strict=True):
+                out[name][k, n] = value
     return out
 
 
@@ -135,7 +139,7 @@ def test_every_return_is_the_literal_one(env, alpha, loggers, monkeypatch):
         np.testing.assert_allclose(taken[:, n, t], q[:, a], rtol=1e-3, atol=1e-3)
         np.testing.assert_allclose(expected[:, n, t], (pi * q).sum(-1), rtol=1e-3, atol=1e-3)
     literal = literal_returns(robot, rows, loggers)
-    for returns in (evaluation.pdis, evaluation.baseline, evaluation.balanced):
+    for returns in RETURNS:
         np.testing.assert_allclose(returns(logged), literal[returns.__name__], rtol=2e-3, atol=1e-2)
 
 
@@ -168,7 +172,7 @@ def test_steps_behind_an_end_contribute_nothing():
         logged.counts,
         logged.lengths,
     )
-    for returns in (evaluation.pdis, evaluation.baseline, evaluation.balanced):
+    for returns in RETURNS:
         np.testing.assert_array_equal(returns(garbage), returns(logged))
 
 
@@ -189,6 +193,9 @@ def test_every_estimator_is_unbiased():
         parts = [evaluation.returns(x, loggers) for x in robot.log(loggers, n, stream("test"))]
         found |= {key: np.concatenate([p[key] for p in parts], -1) for key in parts[0]}
     estimates, variances = evaluation.estimates(found, np.array([n]))
+    pooled = [evaluation.balanced_baseline(x) for x in robot.log("targets", n, stream("test"))]
+    both, both_variances = evaluation.pooled_estimates(np.concatenate(pooled, -1), np.array([n]), K)
+    assert (np.abs(both[0] - means[0]) < 4 * np.sqrt((both_variances + error) / n)).all()
     assert np.ptp(means) > 5 * np.sqrt(error.max() / n)  # the targets differ by more than would be forgiven
     for i, name in enumerate(ESTIMATORS):
         off = np.abs(estimates[i, 0] - means[0]) / np.sqrt((variances[i] + error) / n)
