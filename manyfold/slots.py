@@ -16,7 +16,7 @@ from manyfold.networks import NetworkPolicySet
 from manyfold.policies import cumulative_probs, sample_actions
 
 SLOTS = 100  # episodes that run at the same time
-BLOCK = 500  # episodes that are handed on together
+BLOCK = 200  # episodes that are handed on together
 
 Note = Callable[[Ints], Array]  # (actions taken [n]) -> [n, whatever is to be kept of the step]
 Choose = Callable[[Array, Ints, Ints], tuple[Array, Note]]  # (states [n, width], t, episodes [n]) -> probs [n, A], note
