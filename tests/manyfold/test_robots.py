@@ -6,7 +6,7 @@ import torch
 from scipy.stats import norm
 
 from manyfold import evaluation, slots
-from manyfold.behavior import FLOOR, Behavior
+from manyfold.behavior import FLOOR, MOST, Behavior, plan_bounds
 from manyfold.evaluation import ESTIMATORS, LOGGERS
 from manyfold.networks import NetworkPolicySet, Spec
 from manyfold.robots import Robot
@@ -200,3 +200,15 @@ def test_every_estimator_is_unbiased():
     for i, name in enumerate(ESTIMATORS):
         off = np.abs(estimates[i, 0] - means[0]) / np.sqrt((variances[i] + error) / n)
         assert off.max() < 4, name
+
+
+def test_the_second_moment_under_mu_is_kept_between_q_squared_and_a_multiple_of_q_hat():
+    behavior = make("hopper").behavior
+    states, t = np.random.default_rng(0).standard_normal((5, 13)).astype(np.float32), np.arange(5)
+    low, high = plan_bounds(behavior)(states, t)
+    for i in range(5):
+        for k in range(K):
+            q, q_hat = (value_row(nets, k, states[i], t[i]) for nets in (behavior.q, behavior.q_hat))
+            least = np.maximum(np.maximum(q_hat, q**2), FLOOR * float(behavior.q_hat.scale[k]))
+            np.testing.assert_allclose(low[k, i], q**2, rtol=1e-3, atol=1e-2)
+            np.testing.assert_allclose(high[k, i], MOST * least, rtol=1e-3, atol=1e-2)
