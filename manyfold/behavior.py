@@ -17,7 +17,7 @@ from manyfold.networks import NetworkPolicySet
 from manyfold.values import ValueNets
 
 FLOOR = 1e-3  # of q_hat's scale
-MOST = 10.0  # times q_hat: no larger a second moment under mu is carried from state to state
+MOST = 5.0  # times q_hat: no larger a second moment under mu is carried from state to state
 
 
 def floored(q_hat: ArrayLike, q: ArrayLike, scale: ArrayLike) -> Array:

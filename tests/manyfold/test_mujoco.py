@@ -278,6 +278,19 @@ def test_every_reset_starts_new_episodes_however_the_last_ones_ended():
     assert not world.done.any()
 
 
+def test_some_slots_begin_anew_while_the_others_go_on():
+    world, raw = BinnedMujoco("hopper", tanh_companion("hopper"), range(4)), pool("hopper", range(4), 101, 1)
+    world.reset()
+    raw.reset()
+    before = [world.step([5, 2, 7, 4])[0] for _ in range(3)][-1]
+    after = world.reset(np.array([1, 3]))
+    assert np.array_equal(after[[0, 2]], before[[0, 2]])
+    assert np.array_equal(after[[1, 3], :11], raw.reset()[0][[1, 3]])  # their second start
+    assert world.t.tolist() == [3, 0, 3, 0]
+    world.step([5, 5, 5, 5])
+    assert world.t.tolist() == [4, 1, 4, 1]
+
+
 @pytest.mark.parametrize("env", ENVS)
 def test_the_same_seeds_give_the_same_numbers(env):
     def numbers(seeds, threads=1):
