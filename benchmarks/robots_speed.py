@@ -69,7 +69,7 @@ def now() -> Any:
 
 
 def ours(robot: Robot) -> tuple[Any, int, float, list[Any]]:
-    """Seconds by the clock and of the CPU, steps, share of the slots' steps spent waiting, and what envpool was asked."""
+    """Seconds by the clock and of the CPU, steps, share of the slots' steps spent waiting, what envpool was asked."""
     rng = stream("benchmark-robots")
     world = slots.fill(robot.env, robot.companion, EPISODES, rng)
     world._pool = recorder = Recorder(world._pool)
