@@ -3,5 +3,13 @@
 import subprocess
 import sys
 
-for name in ("gridworld", "exact", "ppo_speed", "fqe_speed", "evaluate_speed", "pipeline_overhead"):
+for name in (
+    "gridworld",
+    "exact",
+    "ppo_speed",
+    "fqe_speed",
+    "evaluate_speed",
+    "robots_speed",
+    "pipeline_overhead",
+):
     subprocess.run([sys.executable, "-m", f"benchmarks.{name}"], check=True)

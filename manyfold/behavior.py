@@ -11,12 +11,13 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from manyfold import exact, similarity
-from manyfold.fqe import Weights
+from manyfold.fqe import Bounds, Weights
 from manyfold.mdp import Array, Ints
 from manyfold.networks import NetworkPolicySet
 from manyfold.values import ValueNets
 
 FLOOR = 1e-3  # of q_hat's scale
+MOST = 10.0  # times q_hat: no larger a second moment under mu is carried from state to state
 
 
 def floored(q_hat: ArrayLike, q: ArrayLike, scale: ArrayLike) -> Array:
@@ -123,6 +124,23 @@ def plan_weights(behavior: Behavior) -> Weights:
     def at(states: NDArray[np.float32], t: Ints) -> Array:
         fitted = behavior.fitted(states, t)
         return weights(fitted.policies, behavior.design(fitted))
+
+    return at
+
+
+def plan_bounds(behavior: Behavior) -> Bounds | None:
+    """q^2 and MOST q_hat, between which the second moment under mu is kept; None where states are cells.
+
+    The lower one holds for any second moment. The upper one says that a state is lost for sharing, without saying how
+    far: logged data go where some target hardly shares an action with the others, and moments grow there with every
+    step. Nets, unlike tables, would carry that to all other states.
+    """
+    if behavior.policies.spec.n_cells:
+        return None
+
+    def at(states: NDArray[np.float32], t: Ints) -> tuple[Array, Array]:
+        _, q, q_hat = behavior.fitted(states, t)
+        return q**2, MOST * q_hat
 
     return at
 

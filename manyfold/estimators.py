@@ -78,10 +78,7 @@ def baseline_return(
     """
     r, inside = _rewards(rewards, lengths)
     log_w = _cumulate(_array("log_rho", log_rho, 3, inside))  # rho_{0:t}
-    residual = r - _fill(_array("b_taken", b_taken, 3, inside), inside, 0.0)
-    expected = _fill(_array("b_expected", b_expected, 3, inside), inside, 0.0)
-    later = _weighted(log_w[..., :-1], expected[..., 1:])  # rho_{0:t-1} at t
-    return _total(_weighted(log_w, residual)) + _total(later) + expected[..., 0]
+    return _with_baseline(r, log_w, b_taken, b_expected, inside)
 
 
 def balanced(
@@ -90,15 +87,19 @@ def balanced(
     logger_probs: ArrayLike,
     counts: ArrayLike,
     lengths: ArrayLike | None = None,
+    b: tuple[ArrayLike, ArrayLike] | None = None,
 ) -> Array:
     """Pools J loggers by the prefix balance heuristic: weight_t = pi_{0:t} / sum_j (n_j/n) mu_{j,0:t}; `[K, N]`.
 
-    Unbiased for the mean over all n episodes, and bounded by n / n_k where target k is itself a logger.
+    Unbiased for the mean over all n episodes, and bounded by n / n_k where target k is itself a logger. So it is with a
+    baseline, sum_t weight_{t-1} b_expected_t + weight_t (R_{t+1} - b_taken_t): each weight turns expectations over all
+    episodes into target k's, under which b_taken and b_expected are the same.
 
     Args:
         target_probs: of the actions taken, `[K, N, T]`.
         logger_probs: of the same actions under every logger, `[J, N, T]`, whoever ran the episode.
         counts: episodes n_j that each logger ran, `[J]`.
+        b: b_taken and b_expected of `baseline_return`; None is 0.
     """
     r, inside = _rewards(rewards, lengths)
     pi = _probs("target_probs", target_probs, 3, inside)
@@ -111,7 +112,17 @@ def balanced(
     if np.isneginf(log_mix).any():
         n, t = np.unravel_index(int(np.isneginf(log_mix).argmax()), log_mix.shape)
         raise ValueError(f"logger_probs: no logger could have run episode {n} up to t={t}; are these its loggers?")
-    return _total(_weighted(log_pi - log_mix, r))
+    if b is None:
+        return _total(_weighted(log_pi - log_mix, r))
+    return _with_baseline(r, log_pi - log_mix, *b, inside)
+
+
+def _with_baseline(r: Array, log_w: Array, b_taken: ArrayLike, b_expected: ArrayLike, inside: Bools) -> Array:
+    """sum_t w_{t-1} b_expected_t + w_t (R_{t+1} - b_taken_t) with w_{-1} = 1; `[K, N]`."""
+    residual = r - _fill(_array("b_taken", b_taken, 3, inside), inside, 0.0)
+    expected = _fill(_array("b_expected", b_expected, 3, inside), inside, 0.0)
+    later = _weighted(log_w[..., :-1], expected[..., 1:])  # the weight up to t-1 at t
+    return _total(_weighted(log_w, residual)) + _total(later) + expected[..., 0]
 
 
 class Estimate(NamedTuple):

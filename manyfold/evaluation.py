@@ -54,6 +54,13 @@ def balanced(logged: Logged) -> Array:
     )
 
 
+def balanced_baseline(logged: Logged) -> Array:
+    """The same with a baseline; `[K, N]`."""
+    return estimators.balanced(
+        logged.rewards, logged.target_probs, logged.logger_probs(), logged.counts, logged.lengths, logged.b()
+    )
+
+
 @dataclass(frozen=True)
 class Estimator:
     label: str
@@ -71,6 +78,10 @@ ESTIMATORS = {
     "mpe_baseline": Estimator("MPE + q baseline", "mu", False, baseline),
     "son_balanced": Estimator("SON, balanced", "targets", False, balanced),
 }
+LOGGERS = tuple(dict.fromkeys(e.loggers for e in ESTIMATORS.values()))
+
+
+Values = dict[tuple[Loggers, Callable[[Logged], Array]], Array]  # a return of every episode, [K, N]
 
 
 class Run(NamedTuple):
@@ -87,18 +98,53 @@ def run(log: Callable[[Loggers], Logged], points: Ints) -> Run:
         log: runs the episodes of these loggers, as many as the last point says.
         points: total episodes at which estimates are wanted, multiples of the number of targets.
     """
-    logged = {name: log(name) for name in dict.fromkeys(e.loggers for e in ESTIMATORS.values())}
-    values: dict[tuple[Loggers, Callable[[Logged], Array]], Array] = {}
-    estimates, variances = [], []
+    values: Values = {}
+    for loggers in LOGGERS:
+        values |= returns(log(loggers), loggers)
+    return estimates(values, points)
+
+
+def returns(logged: Logged, loggers: Loggers) -> Values:
+    """Every return that some estimator takes from these loggers' episodes."""
+    wanted = dict.fromkeys(e.returns for e in ESTIMATORS.values() if e.loggers == loggers)
+    return {(loggers, function): function(logged) for function in wanted}
+
+
+def estimates(values: Values, points: Ints) -> Run:
+    """What each estimator makes of the returns; episode i is of logger i mod J."""
+    found = []
     for estimator in ESTIMATORS.values():
-        key = estimator.loggers, estimator.returns
-        if key not in values:
-            values[key] = estimator.returns(logged[estimator.loggers])
-        loggers = len(logged[estimator.loggers].counts)
-        found = own_estimates(values[key], points) if estimator.own else pooled_estimates(values[key], points, loggers)
-        estimates.append(found[0])
-        variances.append(found[1])
-    return Run(np.stack(estimates), np.stack(variances))
+        x = values[estimator.loggers, estimator.returns]
+        many = n_loggers(estimator.loggers, len(x))
+        found.append(own_estimates(x, points) if estimator.own else pooled_estimates(x, points, many))
+    return Run(*(np.stack(x) for x in zip(*found, strict=True)))
+
+
+def n_loggers(loggers: Loggers, policies: int) -> int:
+    """J: one mu, or one logger for each target."""
+    return 1 if loggers == "mu" else policies
+
+
+def draw(values: Values, episodes: int, rng: np.random.Generator) -> Values:
+    """A run of a pool: so many of its episodes in random order, none twice, the loggers still in turns.
+
+    Returns of the same loggers are those of the same episodes, so that estimators share their data as in `run`. Draws
+    from one pool overlap, so their spread says too little: a variance or a mean's error is to be taken from the pool.
+    """
+    order: dict[Loggers, Ints] = {}
+    drawn = {}
+    for (loggers, function), x in values.items():
+        many, pool = n_loggers(loggers, len(x)), x.shape[-1]
+        if episodes > pool or episodes % many or pool % many:
+            raise ValueError(
+                f"{episodes} episodes of a pool of {pool}, expected at most all, both multiples of {many} loggers"
+            )
+        if loggers not in order:
+            rounds = np.tile(np.arange(pool // many), (many, 1))
+            picked = rng.permuted(rounds, axis=1)[:, : episodes // many]  # [J, rounds]
+            order[loggers] = (picked * many + np.arange(many)[:, None]).T.ravel()
+        drawn[loggers, function] = x[:, order[loggers]]
+    return drawn
 
 
 def own_estimates(values: Array, points: Ints) -> tuple[Array, Array]:

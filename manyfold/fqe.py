@@ -35,9 +35,11 @@ from manyfold.values import Check, Shape, ValueNets, read, size, views
 
 PIECE = 2**19  # activations at once
 CHECKS = 50  # of the held-out error in a fit
+MOST_KNOWN = 2**27  # next weights that are computed once and kept, instead of anew in every pass
 
 Reward = Callable[[Batch], NDArray[Any]]  # -> [K, N]
 Weights = Callable[[NDArray[np.float32], Ints], NDArray[Any]]  # (states [N, width], t [N]) -> [K, N, A]
+Bounds = Callable[[NDArray[np.float32], Ints], tuple[NDArray[Any], NDArray[Any]]]  # the same -> lowest and highest
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,18 @@ class Fit(NamedTuple):
     curves: list[Check]
 
 
+class Known(NamedTuple):
+    """What is known of some rows before any fit, scaled."""
+
+    reward: Tensor  # [K, N]
+    weights: Tensor  # of the next values, 0 where nothing is bootstrapped, [K, N, A]
+    low: Tensor | None  # bounds of the next values, [K, N, A]
+    high: Tensor | None
+
+    def take(self, rows: slice | Tensor) -> "Known":
+        return Known._make(None if x is None else x[:, rows] for x in self)
+
+
 def fit(
     data: Transitions,
     reward: Reward,
@@ -84,15 +98,18 @@ def fit(
     progress: Callable[[Check, int], None] = lambda check, updates: None,
     state: Path | None = None,
     save_every: float = 5.0,
+    bounds: Bounds | None = None,
 ) -> Fit:
     """Fits K functions at once.
 
     Args:
+        bounds: what the function is known to lie between; next values are kept inside. Where weights sum to more than
+            1, a net's error at states that are seldom seen is amplified by every step back, and would run away.
         progress: sees every check of the held-out error, and the number of updates in all.
         state: file in which an unfinished fit is saved, every `save_every` seconds; one that is there is gone on with,
             to the same numbers.
     """
-    work = _Work(data, reward, weights, int(rng.integers(2**62)), config, n_cells)
+    work = _Work(data, reward, weights, int(rng.integers(2**62)), config, n_cells, bounds)
     if state is not None and state.exists():
         work.load(state)
     saved = time.monotonic()
@@ -109,9 +126,17 @@ class _Work:
     """An unfinished fit: all that changes on the way, so that it can be saved and gone on with."""
 
     def __init__(
-        self, data: Transitions, reward: Reward, weights: Weights, seed: int, config: Config, n_cells: int
+        self,
+        data: Transitions,
+        reward: Reward,
+        weights: Weights,
+        seed: int,
+        config: Config,
+        n_cells: int,
+        bounds: Bounds | None = None,
     ) -> None:
         self.data, self.reward, self.weights, self.seed, self.config = data, reward, weights, seed, config
+        self.bounds = bounds
         first = next(iter(data.batches(8192, np.random.default_rng([seed, 0]), "train")))
         self.nets = _initialise(data, reward(first), first, n_cells, config, np.random.default_rng([seed, 1]))
         shape, flat = self.nets.shape, self.nets.flat
@@ -126,28 +151,51 @@ class _Work:
         self.curves: list[Check] = []
         held_out = next(iter(data.batches(4 * config.batch, np.random.default_rng(0), "held_out")))
         self.held_out = held_out, self.known(held_out)  # the same rows at every check
+        self.kept_known = None if n_cells else self.know_all()  # of cells, they are a look-up
 
-    def known(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The reward / scale `[K, N]`, and the next weights `[K, N, A]`, 0 where nothing is bootstrapped."""
-        horizon = self.nets.shape.horizon
+    def known(self, batch: Batch) -> Known:
+        horizon, scale = self.nets.shape.horizon, self.nets.scale
         goes_on = ~batch.terminated & (batch.t < horizon - 1)
-        next_weights = torch.from_numpy(np.asarray(self.weights(batch.next_state, _after(batch, horizon)), np.float32))
-        now = torch.from_numpy(np.array(self.reward(batch), dtype=np.float32)) / self.nets.scale[:, None]
-        return now, next_weights * torch.from_numpy(goes_on)[:, None]
+        after = _after(batch, horizon)
+        next_weights = torch.from_numpy(np.asarray(self.weights(batch.next_state, after), np.float32))
+        now = torch.from_numpy(np.array(self.reward(batch), dtype=np.float32)) / scale[:, None]
+        low, high = self.bounds(batch.next_state, after) if self.bounds else (None, None)
+        ends = (None if x is None else torch.from_numpy(x).float() / scale[:, None, None] for x in (low, high))
+        return Known(now, next_weights * torch.from_numpy(goes_on)[:, None], *ends)
 
-    def target(self, batch: Batch, known: tuple[Tensor, Tensor]) -> Tensor:
+    def know_all(self) -> Known | None:
+        """`known` of all rows to train with, if that fits into memory: policies are slow to evaluate."""
+        rows, shape = self.data.whole("train"), self.nets.shape
+        if rows is None or len(rows.t) * shape.n_policies * shape.n_actions > MOST_KNOWN:
+            return None
+        kept: list[Tensor | None] = []
+        for some in self.pieces(rows):
+            found = self.known(Batch._make(x[some] for x in rows))
+            if not kept:  # rows first in memory, as they are picked one by one; half precision is enough for bounds
+                types = (torch.float32, torch.float32, torch.float16, torch.float16)
+                sizes = (None if x is None else (len(rows.t), *x.transpose(0, 1).shape[1:]) for x in found)
+                kept = [None if n is None else torch.empty(n, dtype=d) for n, d in zip(sizes, types, strict=True)]
+            for out, x in zip(kept, found, strict=True):
+                if out is not None and x is not None:
+                    out[some] = x.transpose(0, 1)
+        return Known._make(None if x is None else x.transpose(0, 1) for x in kept)
+
+    def target(self, batch: Batch, known: Known) -> Tensor:
         """reward + sum_a' weights f(s', a') by the averaged nets; `[K, N]`."""
-        now, next_weights = known
         after = self.average.inputs(batch.next_state, _after(batch, self.nets.shape.horizon))
-        return now + (next_weights * self.average.scaled(after)).sum(-1)
+        values = self.average.scaled(after)
+        if known.low is not None and known.high is not None:
+            values = torch.minimum(torch.maximum(values, known.low.float()), known.high.float())
+        return known.reward + (known.weights * values).sum(-1)
 
     def checks(self) -> Iterator[Check]:
         """Trains to the end, from wherever it is; stops at every check of the held-out error."""
         every = max(1, self.updates // CHECKS)
         while self.update < self.updates:
             rng = np.random.default_rng([self.seed, 2, self.passes])
-            for batch in itertools.islice(self.data.batches(self.config.batch, rng, "train"), self.batches, None):
-                self.errors.append(self.gradient(batch))
+            passing = self.data.numbered(self.config.batch, rng, "train")
+            for numbers, batch in itertools.islice(passing, self.batches, None):
+                self.errors.append(self.gradient(batch, numbers))
                 self.optimiser.step(self.rate())
                 self.average.flat.lerp_(self.nets.flat, 1 - self.config.average)
                 self.update += 1
@@ -158,14 +206,16 @@ class _Work:
                     return
             self.passes, self.batches = self.passes + 1, 0
 
-    def gradient(self, batch: Batch) -> float:
-        """Of the mean squared error of a batch; returns the error."""
+    def gradient(self, batch: Batch, numbers: Ints) -> float:
+        """Of the mean squared error of a batch, whose rows have these numbers; returns the error."""
         for slot in self.slots.values():
             slot.zero_()
         error = 0.0
         for rows in self.pieces(batch):
             piece = Batch._make(x[rows] for x in batch)
-            error += _add_gradient(self.nets, self.slots, piece, self.target(piece, self.known(piece)), len(batch.t))
+            all_known = self.kept_known
+            known = self.known(piece) if all_known is None else all_known.take(torch.from_numpy(numbers[rows]))
+            error += _add_gradient(self.nets, self.slots, piece, self.target(piece, known), len(batch.t))
         return error
 
     def pieces(self, batch: Batch, most: int = PIECE) -> list[slice]:
@@ -176,14 +226,14 @@ class _Work:
 
     def check(self) -> Check:
         """Looks at the held-out error; the best of the second half is kept."""
-        batch, (now, next_weights) = self.held_out
+        batch, known = self.held_out
         error = 0.0
         for rows in self.pieces(batch, 4 * PIECE):
             piece = Batch._make(x[rows] for x in batch)
             out = self.average.scaled(self.average.inputs(piece.state, piece.t.astype(np.int64)))
             action = torch.from_numpy(piece.action.astype(np.int64))
             taken = out.gather(-1, action.expand(len(out), -1)[..., None])[..., 0]
-            target = self.target(piece, (now[:, rows], next_weights[:, rows]))
+            target = self.target(piece, known.take(rows))
             error += float((taken - target).square().mean()) * len(piece.t) / len(batch.t)
         check = Check(self.update, float(np.mean(self.errors)), error)
         _refuse_divergence(check, self.curves)

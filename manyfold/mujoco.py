@@ -80,7 +80,7 @@ def pool(env: str, seeds: Sequence[int], horizon: int, threads: int) -> Any:
 
 
 class BinnedMujoco:
-    """N episodes at a time: `reset` starts all of them, `step` moves those that have not ended.
+    """N episodes at a time: `reset` starts all of them, or some anew; `step` moves those that have not ended.
 
     A slot that has ended stays ended until `reset`: its observation is frozen and its reward 0. Only the others are
     stepped, so envpool never resets by itself, and the k-th episode of a slot starts the same however long the
@@ -98,7 +98,7 @@ class BinnedMujoco:
 
     Attributes:
         edges, midpoints: of the bins, `[bins + 1]` and `[bins]`.
-        t: steps since `reset`, for the caller to append t/T; it stands still once every slot has ended.
+        t: steps of each slot's episode, for the caller to append t/T, `[N]`; it stands still once the slot has ended.
         done: slots that have ended, `[N]`.
     """
 
@@ -128,15 +128,15 @@ class BinnedMujoco:
         self._d_s = self._pool.observation_space.shape[0]
         self._rng = stream("mujoco", env, "companion", *map(int, seeds))
         self._obs: Array = np.zeros((self.n, self._d_s + len(low) - 1))
-        self.t = 0
+        self.t: Ints = np.zeros(self.n, dtype=np.int64)
         self.done: Bools = np.ones(self.n, dtype=np.bool_)
         self._started = False
 
-    def reset(self) -> Array:
-        """Starts a new episode in every slot: its (s, a_rest), `[N, d_s + d_a - 1]`."""
-        self.t, self._started = 0, True
-        self.done = np.zeros(self.n, dtype=np.bool_)
-        self._observe(np.arange(self.n), self._pool.reset()[0])
+    def reset(self, slots: Ints | None = None) -> Array:
+        """Starts a new episode in every slot, or in these: (s, a_rest) of all, `[N, d_s + d_a - 1]`."""
+        begun = np.arange(self.n) if slots is None else np.asarray(slots)
+        self.t[begun], self.done[begun], self._started = 0, False, True
+        self._observe(begun, self._pool.reset(begun.astype(np.int32))[0])
         return self._obs.copy()
 
     def step(self, bins: ArrayLike) -> tuple[Array, Array, Bools, Bools]:
@@ -153,10 +153,10 @@ class BinnedMujoco:
         if active.size:
             actions = np.column_stack([self.midpoints[chosen[active]], self._obs[active, self._d_s :]])  # [active, d_a]
             raw, reward, ended, _, _ = self._pool.step(actions, active.astype(np.int32))
-            self.t += 1
+            self.t[active] += 1
             rewards[active], terminated[active] = reward, ended
-            truncated[active] = ~terminated[active] & (self.t >= self.horizon)
-            self.done = self.done | terminated | truncated
+            truncated = (self.t >= self.horizon) & ~self.done & ~terminated
+            self.done |= terminated | truncated
             self._observe(active, raw)
         return self._obs.copy(), rewards, terminated, truncated
 

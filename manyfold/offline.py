@@ -12,17 +12,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from manyfold import environments
+from manyfold import environments, slots
 from manyfold.gridworld import Gridworld
 from manyfold.mdp import Array, Ints
-from manyfold.mujoco import BinnedMujoco
 from manyfold.networks import NetworkPolicySet
 from manyfold.rollout import rollout
 from manyfold.streams import stream
 from manyfold.transitions import About
 
 Columns = dict[str, NDArray[Any]]
-SLOTS = 500  # episodes of a robot that run at the same time
 
 
 @dataclass(frozen=True)
@@ -85,54 +83,22 @@ def log_gridworld(env: str, group: int, history: NetworkPolicySet, rule: Rule) -
 def log_robot(
     env: str, group: int, history: NetworkPolicySet, companion: NetworkPolicySet, rule: Rule
 ) -> Iterator[tuple[Ints, Columns]]:
-    """(loggers of the episodes, rows) of a robot's group, `SLOTS` episodes at a time; a state is (s, a_rest)."""
+    """(loggers of the episodes, rows) of a robot's group, some episodes at a time; a state is (s, a_rest)."""
     rng = stream("offline", env, group)
     many = history.n_policies
     loggers = np.repeat(np.arange(len(rule.epsilons) * many), _split(rule.episodes, len(rule.epsilons) * many))
-    loggers = rng.permutation(loggers)  # so that every round has episodes of all kinds
+    loggers = rng.permutation(loggers)  # so that episodes of all kinds run side by side
     noise = np.asarray(rule.epsilons)
-    for number, first in enumerate(range(0, rule.episodes, SLOTS)):
-        mine = loggers[first : first + SLOTS]
-        seeds = rng.integers(2**31, size=len(mine)).tolist()
-        rest = companion.companion() if companion.tensors["w3"].shape[2] > 1 else None
-        world = BinnedMujoco(env, rest, seeds, horizon=history.horizon, bins=history.n_actions)
-        yield (
-            mine,
-            _play(world, history, mine % many, noise[mine // many], first, stream("offline", env, group, number)),
-        )
 
+    def choose(states: Array, t: Ints, episode: Ints) -> tuple[Array, slots.Note]:
+        policy, epsilon = loggers[episode] % many, noise[loggers[episode] // many, None]
+        probs = history.probs(states, t)[policy, np.arange(len(t))]  # [n, A]
+        return (1 - epsilon) * probs + epsilon / history.n_actions, lambda actions: np.empty((len(t), 0))
 
-def _play(
-    world: BinnedMujoco, history: NetworkPolicySet, policy: Ints, epsilon: Array, first: int, rng: np.random.Generator
-) -> Columns:
-    """One episode in every slot: its rows, episode by episode."""
-    rows: list[Columns] = []
-    obs = world.reset()
-    while not world.done.all():
-        active = np.flatnonzero(~world.done)
-        t = world.t
-        probs = history.probs(obs[active], t)[policy[active], np.arange(len(active))]  # [active, A]
-        probs = (1 - epsilon[active, None]) * probs + epsilon[active, None] / world.n_actions
-        bins = np.zeros(world.n, dtype=np.int64)
-        bins[active] = (rng.random((len(active), 1)) >= np.cumsum(probs, -1)[:, :-1]).sum(-1)
-        after, rewards, terminated, truncated = world.step(bins)
-        rows.append(
-            {
-                "episode": first + active,
-                "t": np.full(len(active), t),
-                "state": obs[active],
-                "action": bins[active],
-                "reward": rewards[active],
-                "next_state": after[active],
-                "terminated": terminated[active],
-                "truncated": truncated[active],
-                "behavior_log_prob": np.log(probs[np.arange(len(active)), bins[active]]),
-            }
-        )
-        obs = after
-    columns = {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
-    order = np.lexsort((columns["t"], columns["episode"]))
-    return {name: x[order] for name, x in columns.items()}
+    world = slots.fill(env, companion, rule.episodes, rng)
+    for rows in slots.blocks(slots.play(world, rule.episodes, choose, rng), rule.episodes, slots.BLOCK):
+        columns: Columns = {name: x for name, x in rows._asdict().items() if name not in ("prob", "noted")}
+        yield loggers[np.unique(rows.episode)], columns | {"behavior_log_prob": np.log(rows.prob)}
 
 
 def _split(episodes: int, loggers: int) -> list[int]:

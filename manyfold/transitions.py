@@ -143,18 +143,31 @@ class Transitions:
 
     def batches(self, size: int, rng: np.random.Generator, part: Part = "all") -> Iterator[Batch]:
         """One pass over the rows in random order, in batches of `size` (the last one may be smaller)."""
+        return (batch for _, batch in self.numbered(size, rng, part))
+
+    def numbered(
+        self, size: int, rng: np.random.Generator, part: Part = "all"
+    ) -> Iterator[tuple[NDArray[np.int64], Batch]]:
+        """The same batches with the numbers that their rows have in `whole(part)`, where there is one."""
         if size < 1:
             raise ValueError(f"size is {size}, expected at least 1 row a batch")
         left: Batch | None = None
+        order = np.empty(0, dtype=np.int64)
         for pool in self._pools(rng, part):
             whole = pool if left is None else _join([left, pool])
             order = rng.permutation(len(whole.t))
             ends = len(order) // size * size
             for start in range(0, ends, size):
-                yield _take(whole, order[start : start + size])
-            left = _take(whole, order[ends:])
+                rows = order[start : start + size]
+                yield rows, _take(whole, rows)
+            order = order[ends:]
+            left = _take(whole, order)
         if left is not None and len(left.t):
-            yield left
+            yield order, left
+
+    def whole(self, part: Part = "all") -> Batch | None:
+        """All rows, if they are few enough to be held in memory."""
+        return next(self._pools(np.random.default_rng(0), part)) if self.rows <= self.pool_rows else None
 
     def initial_states(self, most: int) -> NDArray[np.float32]:
         """States of rows with t = 0, up to `most` of them; `[N, width]`."""

@@ -3,6 +3,8 @@
 For each group: the error of q where its targets go, relative to q's spread; the exact relative variance
 of MPE with the fitted q_hat beside that with the exact one; and the variance that was predicted for every policy beside
 the exact one of the same mu. A picture: learning curves, fitted against exact, predicted against exact.
+
+A robot's fits are measured against episodes instead, by tasks/calibration.py.
 """
 
 import argparse
@@ -12,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -20,6 +23,7 @@ from manyfold import environments, exact
 from manyfold.gridworld import Gridworld
 from manyfold.mdp import Array, FiniteMDP
 from manyfold.values import Check, ValueNets
+from tasks import calibration
 from tasks.behavior import design
 from tasks.figures import plt, style
 from tasks.files import whole
@@ -118,28 +122,9 @@ def draw(groups: list[Group], path: Path) -> None:
     plt.close(figure)
 
 
-def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m tasks.accuracy",
-        description="Compares the fitted q and q_hat of a Gridworld with the exact ones: errors, and what they cost.",
-    )
-    parser.add_argument("--env", default="gridworld-1000", help=f"one of {', '.join(environments.GRIDWORLDS)}")
-    parser.add_argument("--data", type=Path, default=ROOT / "data", help="folder of all data (default data)")
-    args = parser.parse_args(arguments)
-    try:
-        if args.env not in environments.GRIDWORLDS:
-            raise ValueError(f"--env is {args.env!r}, expected {' or '.join(environments.GRIDWORLDS)}")
-        count = len(list((args.data / "behavior" / args.env).glob("group-*")))
-        if not count:
-            raise ValueError(f"{args.data / 'behavior' / args.env}: no fits, expected the stage `behavior` to have run")
-        progress = track(range(count), description="groups", console=Console(stderr=True))
-        groups = [measure(args.env, group, args.data) for group in progress]
-        path = args.data / "accuracy" / f"{args.env}.png"
-        draw(groups, path)
-    except (ValueError, OSError) as error:
-        print(f"accuracy: {error}", file=sys.stderr)
-        return 2
-    rows = {
+def rows_of(groups: list[Group]) -> dict[str, Array]:
+    """The lines of the table."""
+    return {
         "q: error over spread": np.concatenate([g.q_error for g in groups]),
         "q_hat: error over spread": np.concatenate([g.q_hat_error for g in groups]),
         "MPE, exact q_hat": np.array([g.exact_mpe for g in groups]),
@@ -147,25 +132,51 @@ def main(arguments: list[str] | None = None) -> int:
         "MPE, fitted over exact": np.array([g.fitted_mpe / g.exact_mpe for g in groups]),
         "MPE + q baseline, exact": np.array([g.exact_baseline for g in groups]),
         "MPE + q baseline, fitted": np.array([g.fitted_baseline for g in groups]),
-        "predicted over exact, off by": np.concatenate(
-            [np.abs(np.nan_to_num(g.plan[1] / g.plan[0], nan=np.inf) - 1) for g in groups]
-        ),
     }
-    lines = [(label, *(f"{x:.4f}" for x in (row.mean(), np.median(row), row.max()))) for label, row in rows.items()]
-    header = ("", "mean", "median", "worst")
-    table = Table(title=f"{args.env}: {count} groups, fits against exact values")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m tasks.accuracy",
+        description="Compares the fitted q and q_hat with exact values, a robot's with episodes: errors, their cost.",
+    )
+    parser.add_argument("--env", default="gridworld-1000", help=f"one of {', '.join(environments.ENVS)}")
+    parser.add_argument("--data", type=Path, default=ROOT / "data", help="folder of all data (default data)")
+    args = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    try:
+        environments.check_env(args.env)
+        robot = args.env in environments.ROBOTS
+        stage, truth = ("evaluate", "measured") if robot else ("behavior", "exact")
+        folder = args.data / stage / args.env / ("runs" if robot else "")
+        count = len(list(folder.glob("group-*")))
+        if not count:
+            raise ValueError(f"{args.data / stage / args.env}: no groups, expected the stage `{stage}` to have run")
+        progress = track(range(count), description="groups", console=Console(stderr=True))
+        path = args.data / "accuracy" / f"{args.env}.png"
+        module = calibration if robot else sys.modules[__name__]
+        groups = [module.measure(args.env, group, args.data) for group in progress]
+        module.draw(groups, path)
+        off = calibration.off(groups)
+        rows = module.rows_of(groups) | {f"predicted over {truth}, off by": off}
+    except (ValueError, OSError) as error:
+        print(f"accuracy: {error}", file=sys.stderr)
+        return 2
+    columns = {"mean": np.mean, "median": np.median, **({"lowest": np.min} if robot else {})}
+    columns |= {"highest" if robot else "worst": np.max}
+    lines = [(label, *(f"{column(row):.4f}" for column in columns.values())) for label, row in rows.items()]
+    header = ("", *columns)
+    table = Table(title=f"{args.env}: {count} groups, fits against {'episodes' if robot else 'exact values'}")
     for column in header:
         table.add_column(column, justify="right" if column else "left")
     for line in lines:
         table.add_row(*line)
     Console().print(table)
     with whole(path.with_suffix(".md")) as part:
-        part.write_text("".join("| " + " | ".join(line) + " |\n" for line in (header, ("---",) * 4, *lines)))
-    off = rows["predicted over exact, off by"]
+        part.write_text("".join("| " + " | ".join(line) + " |\n" for line in (header, ("---",) * len(header), *lines)))
     for most in (0.2, 0.3):
-        print(
-            f"Predicted relative variance within {most:.0%} of the exact one: {np.mean(off <= most):.1%} of {len(off)}."
-        )
+        share = f"{np.mean(off <= most):.1%} of {len(off)}"
+        print(f"Predicted relative variance within {most:.0%} of the {truth} one: {share}.")
     print(f"Figure and table: {path.with_suffix('')}.png, .md")
     return 0
 

@@ -2,24 +2,32 @@
 
 `python -m tasks.evaluate` runs one shard; `python -m flows.evaluate` runs them all. Per-run estimates are in
 data/evaluate/<env>/runs/<group>/runs.safetensors, what they say together in metrics.json and curves.csv beside them.
+
+On a Gridworld the runs are independent and the truth is exact. A robot's runs are drawn from a pool of episodes, each
+run without replacement; so they overlap, and variances and the check for bias are taken from the whole pool instead.
+Its truth comes from on-policy episodes of its own.
 """
 
 import csv
 import json
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from manyfold import environments, evaluation, exact, stats
 from manyfold.evaluation import ESTIMATORS, Tables
 from manyfold.gridworld import Gridworld
 from manyfold.mdp import Array, Ints
+from manyfold.networks import NetworkPolicySet
+from manyfold.robots import Robot
 from manyfold.streams import stream
 from tasks import shards
 from tasks.behavior import design
@@ -27,7 +35,7 @@ from tasks.behavior import params as behavior_params
 from tasks.files import whole
 from tasks.fits import Inputs, earlier
 from tasks.params import check_names, section
-from tasks.shards import group_name, reporter, shard_main, whole_folder
+from tasks.shards import Report, group_name, reporter, shard_main, whole_folder
 
 HEADER = ("estimator", "relative variance", "median", "exact", "episodes to match", "largest mean error / its SE")
 NEEDS = ("targets", "q", "q_hat", "behavior")
@@ -37,18 +45,22 @@ class Protocol(NamedTuple):
     runs: int
     episodes: int  # in total for each estimator of a run
     match: int  # on-policy episodes whose error is to be matched
+    pool: int  # a robot's episodes of each set of loggers, from which its runs are drawn
+    truth: int  # a robot's on-policy episodes of all targets together, for the truth alone
 
 
 def read_protocol() -> Protocol:
     """The stage's section of params.yaml."""
     params = section("evaluate")
     check_names("evaluate", params, set(Protocol._fields))
-    for name, least in (("runs", 2), ("episodes", 2), ("match", 1)):
+    for name, least in (("runs", 2), ("episodes", 2), ("match", 1), ("pool", 2), ("truth", 2)):
         value = params[name]
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise ValueError(f"evaluate.{name} is {value!r}, expected a whole number of at least {least}")
     if params["match"] > params["episodes"]:
         raise ValueError(f"evaluate.match is {params['match']}, expected at most {params['episodes']} = episodes")
+    if params["pool"] < params["episodes"]:
+        raise ValueError(f"evaluate.pool is {params['pool']}, expected at least {params['episodes']} = episodes")
     return Protocol(**params)
 
 
@@ -61,14 +73,16 @@ def points(protocol: Protocol, policies: int) -> Ints:
             f"evaluate.match and evaluate.episodes are {protocol.match} and {protocol.episodes}, expected multiples of "
             f"{5 * policies}: five episodes for each of {policies} policies"
         )
+    for name in ("pool", "truth"):
+        value = getattr(protocol, name)
+        if value % policies or value < 2 * policies:
+            raise ValueError(f"evaluate.{name} is {value}, expected a multiple of {policies} policies, 2 each or more")
     return evaluation.check_points(x, policies)
 
 
 def prepare(env: str, data: Path) -> tuple[int, Path]:
     """The number of groups and the work folder."""
     protocol = read_protocol()
-    if env in environments.ROBOTS:
-        raise ValueError(f"{env}: the robots' evaluation is not there yet, expected a Gridworld")
     groups, seen = earlier(NEEDS, env, data)
     points(protocol, Inputs(env, 0, data).policies().n_policies)
     return groups, shards.work_folder("evaluate", env, [protocol, behavior_params()[1], seen], data)
@@ -82,9 +96,11 @@ class Group(NamedTuple):
     truth: Array  # J, [K]
     exact: Array  # n times the exact variance, NaN where there is none, [E, K]
     points: Ints
+    pool: Array | None = None  # estimates from a robot's whole pool and their standard errors, [2, E, K]
+    truth_error: Array | None = None  # standard error of a robot's truth, [K]
 
     def save(self, path: Path) -> None:
-        arrays = {name: np.ascontiguousarray(x) for name, x in self._asdict().items()}
+        arrays = {name: np.ascontiguousarray(x) for name, x in self._asdict().items() if x is not None}
         save_file(arrays, path, metadata={"estimators": json.dumps(list(ESTIMATORS))})
 
     @classmethod
@@ -93,7 +109,7 @@ class Group(NamedTuple):
             with safe_open(path, "numpy") as file:
                 if json.loads((file.metadata() or {}).get("estimators", "null")) != list(ESTIMATORS):
                     raise ValueError(f"{path}: runs of other estimators; run the stage `evaluate` again")
-                return cls(**{name: file.get_tensor(name) for name in cls._fields})
+                return cls(**{name: file.get_tensor(name) for name in cls._fields if name in file.keys()})  # noqa: SIM118
         except SafetensorError as error:
             raise ValueError(f"{path}: not a whole file of runs ({error}); was it cut off?") from None
 
@@ -123,22 +139,94 @@ def evaluate_gridworld(env: str, group: int, protocol: Protocol, data: Path) -> 
     )
 
 
+def read_robot(inputs: Inputs) -> Robot:
+    """A group's policies, from the earlier stages."""
+    return Robot(inputs.env, NetworkPolicySet.load(inputs.folder("targets") / "companion"), design(inputs))
+
+
+def log_pool(robot: Robot, group: int, loggers: evaluation.Loggers, protocol: Protocol) -> dict[str, Array]:
+    """The returns of these loggers' pool, by name; `[K, pool]` each."""
+    logged = robot.log(loggers, protocol.pool, stream("evaluate", robot.env, group, loggers))
+    parts = [evaluation.returns(block, loggers) for block in logged]
+    return {key[1].__name__: np.concatenate([part[key] for part in parts], -1) for key in parts[0]}
+
+
+def log_truth(robot: Robot, group: int, protocol: Protocol) -> dict[str, Array]:
+    """J and its standard error, `[K]` each, from on-policy episodes that no estimator sees.
+
+    All targets' episodes serve each target, by the balance heuristic with q as a baseline: unbiased whatever q is, with
+    bounded weights, and as exact as several times as many plain returns.
+    """
+    logged = robot.log("targets", protocol.truth, stream("evaluate", robot.env, group, "truth"))
+    values = np.concatenate([evaluation.balanced_baseline(block) for block in logged], -1)
+    mean, variance = evaluation.pooled_estimates(values, np.array([protocol.truth]), len(values))
+    return {"truth": mean[0], "truth_error": np.sqrt(variance / protocol.truth)}
+
+
+def evaluate_robot(
+    env: str, group: int, protocol: Protocol, data: Path, work: Path, tick: Callable[[int], None]
+) -> Group:
+    """All runs of one group, and the truth; each set of episodes is kept in `work` as soon as it is there."""
+    robot = read_robot(Inputs(env, group, data))
+    values: evaluation.Values = {}
+    for i, loggers in enumerate(evaluation.LOGGERS):
+        found = kept(work / f"{loggers}.safetensors", lambda x=loggers: log_pool(robot, group, x, protocol))
+        known = {e.returns.__name__: e.returns for e in ESTIMATORS.values()}
+        values |= {(loggers, known[name]): x for name, x in found.items()}
+        tick(i + 1)
+    truth = kept(work / "truth.safetensors", lambda: log_truth(robot, group, protocol))
+    at = points(protocol, len(truth["truth"]))
+    rng = stream("evaluate", env, group, "runs")
+    runs = [evaluation.estimates(evaluation.draw(values, protocol.episodes, rng), at) for _ in range(protocol.runs)]
+    whole_pool = evaluation.estimates(values, np.array([protocol.pool]))
+    return Group(
+        np.stack([run.estimates for run in runs]),
+        whole_pool.variances[None],
+        truth["truth"],
+        np.full(whole_pool.variances.shape, np.nan),
+        at,
+        np.stack([whole_pool.estimates[:, 0], np.sqrt(whole_pool.variances / protocol.pool)]),
+        truth["truth_error"],
+    )
+
+
+def kept(path: Path, make: Callable[[], dict[str, Array]]) -> dict[str, Array]:
+    """What an earlier call saved there, or what `make` gives, saved."""
+    if not path.exists():
+        with whole(path) as part:
+            save_file({name: np.ascontiguousarray(x) for name, x in make().items()}, part)
+    return load_file(path)
+
+
+def tick(report: Report, before: int, done: int) -> None:
+    """Reports what is done of a group, after the groups before it."""
+    report(before + done, "")
+
+
 def run(env: str, groups: list[int], data: Path) -> Path:
     """One shard's groups; those that are there already are kept."""
     torch.set_num_threads(1)
     protocol = read_protocol()
     _, work = prepare(env, data)
-    report = reporter(work, groups, protocol.runs * len(groups))
+    robot = env in environments.ROBOTS
+    each = len(evaluation.LOGGERS) + 1 if robot else protocol.runs
+    report = reporter(work, groups, each * len(groups))
     for i, group in enumerate(groups):
         out = work / group_name(group)
         if not is_whole(out):
             start = time.perf_counter()
-            found = evaluate_gridworld(env, group, protocol, data)
+            if robot:
+                parts = work / f"{out.name}.parts"
+                found = evaluate_robot(env, group, protocol, data, parts, partial(tick, report, i * each))
+                episodes = 3 * protocol.pool + protocol.truth
+            else:
+                found = evaluate_gridworld(env, group, protocol, data)
+                episodes = 3 * protocol.runs * protocol.episodes
             with whole_folder(out) as folder:
                 found.save(folder / "runs.safetensors")
-            episodes = 3 * protocol.runs * protocol.episodes / (time.perf_counter() - start)
-            report((i + 1) * protocol.runs, f"{episodes:,.0f} episodes/s in each process")
-        report((i + 1) * protocol.runs, "")
+            rate = episodes / (time.perf_counter() - start)
+            report((i + 1) * each, f"{rate:,.0f} episodes/s in each process")
+        report((i + 1) * each, "")
     return work
 
 
@@ -173,7 +261,7 @@ def write_metrics(env: str, protocol: Protocol, policies: int, found: list[Group
     errors = stats.relative_errors(estimates, truth)  # [G, E, points, K]
     curve = stats.summarise(errors.mean(-1))  # [E, points]
     match = stats.episodes_to_match(at, curve.mean, protocol.match)
-    mean, error = stats.bias(estimates[:, :, :, -1], truth)
+    mean, error = pool_bias(found) if found[0].pool is not None else stats.bias(estimates[:, :, :, -1], truth)
 
     def named(x: Array, digits: int = 6) -> dict[str, float | None]:
         return {
@@ -195,6 +283,8 @@ def write_metrics(env: str, protocol: Protocol, policies: int, found: list[Group
         "episodes_to_match": named(match, 1),
         "largest_mean_error": named(np.abs(mean / error).max(-1), 2),  # in standard errors, over the policies
     }
+    if found[0].truth_error is not None:
+        metrics |= {"runs_from": "pool", "pool": protocol.pool, "truth": truth_metrics(found, protocol)}
     with whole(out / "metrics.json") as part:
         part.write_text(json.dumps(metrics, indent=1) + "\n")
     with whole(out / "curves.csv") as part, part.open("w", newline="") as file:
@@ -206,6 +296,21 @@ def write_metrics(env: str, protocol: Protocol, policies: int, found: list[Group
                 for j, n in enumerate(at):
                     numbers = (f"{summary.mean[i, j]:.6g}", f"{summary.standard_error[i, j]:.3g}")
                     table.writerow([name, policy, n, *numbers])
+
+
+def pool_bias(found: list[Group]) -> tuple[Array, Array]:
+    """The mean error of the pools' estimates over the groups and its standard error, truth's included; `[E, K]`."""
+    errors = np.stack([g.pool[0] - g.truth for g in found])
+    squares = np.stack([g.pool[1] ** 2 + g.truth_error**2 for g in found])
+    return errors.mean(0), np.sqrt(squares.sum(0)) / len(found)
+
+
+def truth_metrics(found: list[Group], protocol: Protocol) -> dict[str, float]:
+    """Standard errors of the truth: the mean, and as a share of on-policy MC's at `match` episodes, mean and worst."""
+    error = np.stack([g.truth_error for g in found])  # [G, K]
+    share = error / np.sqrt(np.stack([g.variances[:, 0].mean(0) for g in found]) / protocol.match)
+    numbers = {"standard_error": error.mean(), "share": share.mean(), "largest_share": share.max()}
+    return {"episodes": protocol.truth, **{name: round(float(x), 6) for name, x in numbers.items()}}
 
 
 def describe(out: Path) -> list[tuple[str, ...]]:

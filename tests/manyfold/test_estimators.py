@@ -64,10 +64,12 @@ def test_balanced_with_one_logger_gives_pdis(case):
     np.testing.assert_allclose(found, estimators.pdis(episodes.rewards, log_rho), rtol=1e-9, atol=1e-9)
 
 
-@given(cases(max_policies=3))
-def test_balanced_weights_are_unbiased_over_all_trajectories_of_all_loggers(case):
+@pytest.mark.parametrize("with_baseline", [False, True])
+@given(case=cases(max_policies=3))
+def test_balanced_weights_are_unbiased_over_all_trajectories_of_all_loggers(case, with_baseline):
     """sum_j n_j/n E_{mu_j}[value] = J(pi_k), enumerated; loggers are the targets themselves, zeros and all."""
     loggers = case.policies
+    table = case.rng.standard_normal(loggers.shape)
     counts = np.arange(1, len(loggers) + 1)
     total = np.zeros(len(loggers))
     for j, mu in enumerate(loggers):
@@ -77,7 +79,9 @@ def test_balanced_weights_are_unbiased_over_all_trajectories_of_all_loggers(case
             probs = one.probs(loggers)
             # as if n_j episodes of every logger were there: this one stands for its kind
             repeat = [np.repeat(x, counts.sum(), axis=-2) for x in (one.rewards, probs)]
-            value = estimators.balanced(repeat[0], repeat[1], repeat[1], counts)[:, 0]
+            b = one.probs(table), one.at((loggers * table).sum(-1))
+            many = tuple(np.repeat(x, counts.sum(), axis=-2) for x in b) if with_baseline else None
+            value = estimators.balanced(repeat[0], repeat[1], repeat[1], counts, b=many)[:, 0]
             total += counts[j] / counts.sum() * probability * value
     np.testing.assert_allclose(total, exact.values(case.mdp, case.policies), rtol=1e-9, atol=1e-9)
 

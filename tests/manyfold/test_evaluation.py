@@ -146,3 +146,29 @@ def test_the_balance_heuristic_bounds_what_pooling_explodes():
 def test_bad_points_are_refused(points):
     with pytest.raises(ValueError, match="points are .*, expected"):
         evaluation.check_points(np.array(points, dtype=int), 4)
+
+
+def test_a_draw_takes_no_episode_twice_and_keeps_the_loggers_turns():
+    """Values say which episode they are; targets 0, 1 and 2 log in turns."""
+    numbers = np.tile(np.arange(60.0), (3, 1))
+    values = {("targets", evaluation.pdis): numbers, ("targets", evaluation.balanced): -numbers}
+    values["mu", evaluation.pdis] = 100 + numbers
+    drawn = evaluation.draw(values, 30, stream("test"))
+    found = drawn["targets", evaluation.pdis]
+    assert found.shape == (3, 30)
+    assert len(np.unique(found[0])) == 30
+    np.testing.assert_array_equal(found[0] % 3, np.arange(30) % 3)
+    np.testing.assert_array_equal(found[0], found[2])
+    np.testing.assert_array_equal(drawn["targets", evaluation.balanced], -found)  # the same episodes
+    assert not np.array_equal(found[0][0::3] // 3, found[0][1::3] // 3)  # each logger's in an order of its own
+    other = drawn["mu", evaluation.pdis][0] - 100
+    assert len(np.unique(other)) == 30
+    assert len(set(other % 3)) == 3
+    all_of_them = evaluation.draw(values, 60, stream("test"))["mu", evaluation.pdis][0]
+    np.testing.assert_array_equal(np.sort(all_of_them), values["mu", evaluation.pdis][0])
+
+
+@pytest.mark.parametrize(("episodes", "pool"), [(63, 60), (31, 60), (30, 61)])
+def test_a_draw_that_the_pool_cannot_give_is_refused(episodes, pool):
+    with pytest.raises(ValueError, match=f"{episodes} episodes of a pool of {pool}, expected at most all, both mult"):
+        evaluation.draw({("targets", evaluation.pdis): np.zeros((3, pool))}, episodes, stream("test"))

@@ -138,6 +138,48 @@ def test_vectors_as_states(tmp_path):
     assert relative_error(table, exact.action_values(mdp, policies), visits(mdp, policies)) < 0.08
 
 
+def chain(path, **options):
+    """Two steps, one action, reward 1: q is 2, then 1; as vectors, a little."""
+    n = 400
+    with Writer(path, About("test", 2, 1, 1, 0)) as writer:
+        t = np.arange(n) % 2
+        writer.write(
+            {
+                "episode": np.arange(n) // 2,
+                "t": t,
+                "state": t[:, None],
+                "action": np.zeros(n, dtype=int),
+                "reward": np.ones(n),
+                "next_state": t[:, None] + 1,
+                "terminated": t == 1,
+                "truncated": np.zeros(n, dtype=bool),
+            }
+        )
+    config = dataclasses.replace(QUICK, hidden=8, updates_per_step=150, batch=64)
+    weights = lambda states, t: np.ones((1, len(states), 1))  # noqa: E731
+    return fqe.fit(Transitions(path), plain(1), weights, np.random.default_rng(0), config, **options)
+
+
+def test_what_is_kept_of_the_rows_changes_no_number(tmp_path, monkeypatch):
+    kept = chain(tmp_path / "a.parquet")
+    monkeypatch.setattr(fqe, "MOST_KNOWN", 0)
+    asked_again = chain(tmp_path / "a.parquet")
+    assert torch.equal(kept.nets.flat, asked_again.nets.flat)
+    np.testing.assert_allclose(kept.nets.predict([[0], [1]], [0, 1])[0, :, 0], [2, 1], atol=0.05)
+
+
+@pytest.mark.parametrize(("low", "high", "first"), [(0.0, 9.0, 2.0), (0.0, 0.4, 1.4), (3.0, 9.0, 4.0)])
+@pytest.mark.parametrize("most", [0, fqe.MOST_KNOWN])
+def test_next_values_are_kept_inside_their_bounds(tmp_path, monkeypatch, low, high, first, most):
+    """The last step's q is 1: what is carried back to the first one is that, or the bound in its way."""
+    monkeypatch.setattr(fqe, "MOST_KNOWN", most)
+    found = chain(
+        tmp_path / "a.parquet",
+        bounds=lambda states, t: (np.full((1, len(states), 1), low), np.full((1, len(states), 1), high)),
+    )
+    np.testing.assert_allclose(found.nets.predict([[0], [1]], [0, 1])[0, :, 0], [first, 1], atol=0.05)
+
+
 def test_one_step_and_one_policy_is_the_reward(tmp_path):
     rng = np.random.default_rng(0)
     mdp = FiniteMDP(distributions(rng, (3, 2, 3)), rng.standard_normal((3, 2)), [1 / 3] * 3, 1)

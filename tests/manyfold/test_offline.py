@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from manyfold import offline
+from manyfold import offline, slots
 from manyfold.gridworld import Gridworld
 from manyfold.networks import NetworkPolicySet, Spec
 from manyfold.offline import Rule
@@ -63,7 +63,8 @@ def test_logged_data_are_reproducible_and_differ_between_groups(gridworld_histor
 
 
 def test_a_robots_rows_are_whole_episodes(monkeypatch):
-    monkeypatch.setattr(offline, "SLOTS", 30)
+    monkeypatch.setattr(slots, "SLOTS", 30)
+    monkeypatch.setattr(slots, "BLOCK", 40)
     plan = Plan((0.0, 1.0), (Position(1, 1),), Position(1, 1), (Position(0, 0), Position(1, 1)))
     training = Training("hopper", [0], [plan])
     training.run_segment()

@@ -74,6 +74,14 @@ def test_the_same_generator_gives_the_same_batches(tmp_path):
     assert not np.array_equal(first, other)
 
 
+def test_rows_have_the_numbers_that_they_have_in_the_whole(tmp_path):
+    data = Transitions(write(tmp_path / "a.parquet"), ABOUT)
+    whole = data.whole("train")
+    for rows, batch in data.numbered(64, np.random.default_rng(0), "train"):
+        np.testing.assert_array_equal(whole.state[rows], batch.state)
+    assert Transitions(tmp_path / "a.parquet", ABOUT, pool_rows=10).whole("train") is None
+
+
 @pytest.mark.parametrize("pool_rows", [100, 10**6])
 def test_held_out_rows_are_never_trained_on(tmp_path, pool_rows, monkeypatch):
     monkeypatch.setattr(transitions, "ROW_GROUP", 1000)

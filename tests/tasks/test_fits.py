@@ -38,10 +38,10 @@ def test_the_accuracy_command_prints_and_draws(data, capsys):
     assert accuracy.main(["--env", ENV, "--data", str(data)]) == 0
     assert "MPE, fitted over exact" in capsys.readouterr().out
     assert (data / "accuracy" / f"{ENV}.png").read_bytes().startswith(b"\x89PNG")
-    assert accuracy.main(["--env", "ant"]) == 2
-    assert capsys.readouterr().err == "accuracy: --env is 'ant', expected gridworld-1000 or gridworld-27000\n"
+    assert accuracy.main(["--env", "ants"]) == 2
+    assert capsys.readouterr().err.startswith("accuracy: unknown environment 'ants'; did you mean 'ant'?")
     assert accuracy.main(["--env", "gridworld-27000", "--data", str(data)]) == 2
-    assert capsys.readouterr().err.endswith("no fits, expected the stage `behavior` to have run\n")
+    assert capsys.readouterr().err.endswith("no groups, expected the stage `behavior` to have run\n")
 
 
 def test_errors_are_weighted_by_visits_and_relative_to_the_spread():

@@ -1,0 +1,151 @@
+"""How good a robot's fits are, where no exact value exists: `python -m tasks.accuracy --env hopper`.
+
+For each group: q and q_hat against the rest of the return and its square, from the same (t, s, a), in on-policy
+episodes of their own; and the relative variance that was predicted for every policy beside the one measured in the
+pool. A picture: learning curves, q against returns, predicted against measured.
+"""
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from manyfold import slots
+from manyfold.evaluation import ESTIMATORS
+from manyfold.mdp import Array, Ints
+from manyfold.slots import Steps
+from manyfold.streams import stream
+from manyfold.values import Check, ValueNets
+from tasks.evaluate import Group as Runs
+from tasks.evaluate import read_robot
+from tasks.figures import plt, style
+from tasks.files import whole
+from tasks.fits import Inputs
+
+EPISODES = 1000  # on-policy, of each group
+CLASSES = 20  # of q in the picture
+
+
+class Fit(NamedTuple):
+    """A fitted function against what came of the same (t, s, a); `[K]` each."""
+
+    correlation: Array
+    bias: Array  # mean(fitted - found) over the spread of what was found
+    slope: Array  # of what was found against the fitted: 1 where calibrated
+
+
+class Group(NamedTuple):
+    """What is measured of one group."""
+
+    q: Fit
+    q_hat: Fit
+    curves: tuple[list[Check], list[Check]]
+    visited: tuple[Array, Array]  # q of (t, s, a), and the rest of the return from there
+    plan: tuple[Array, Array]  # measured and predicted relative variance, [K] each
+
+
+def rests(rows: Steps) -> Array:
+    """The rewards from each step to its episode's end, of whole episodes in order."""
+    total = np.cumsum(rows.reward)
+    last = np.flatnonzero(rows.terminated | rows.truncated)
+    return np.asarray(np.repeat(total[last], np.diff(last, prepend=-1)) - total + rows.reward)
+
+
+def against(fitted: Array, found: Array, policy: Ints, policies: int) -> Fit:
+    """Of all steps `[n]` of each policy."""
+    out = []
+    for k in range(policies):
+        x, y = fitted[policy == k], found[policy == k]
+        covariance = np.cov(x, y)
+        slope = covariance[0, 1] / covariance[0, 0]
+        out.append((np.corrcoef(x, y)[0, 1], (x - y).mean() / y.std(), slope))
+    return Fit(*np.array(out).T)
+
+
+def measure(env: str, group: int, data: Path) -> Group:
+    """One group's fits against on-policy episodes, and its plan against its pool."""
+    inputs = Inputs(env, group, data)
+    robot = read_robot(inputs)
+    policies = robot.behavior.policies.n_policies
+    rng = stream("accuracy", env, group)
+    world = slots.fill(env, robot.companion, EPISODES, rng)
+    found = []
+    for rows in slots.blocks(slots.play(world, EPISODES, robot.chooser("targets"), rng), EPISODES, slots.BLOCK):
+        own = rows.episode % policies, np.arange(len(rows.t)), rows.action
+        fitted = robot.behavior.fitted(rows.state, rows.t)
+        found.append((own[0], fitted.q[own], fitted.q_hat[own], rests(rows)))
+    policy, q, q_hat, rest = (np.concatenate(x) for x in zip(*found, strict=True))
+    variances = Runs.load(data / "evaluate" / env / "runs" / inputs.folder("q").name / "runs.safetensors").variances
+    measured = variances[0, list(ESTIMATORS).index("mpe")] / variances[0, 0]
+    predicted = json.loads((inputs.folder("behavior") / "behavior.json").read_text())["predicted_relative_variance"]
+    return Group(
+        against(q, rest, policy, policies),
+        against(q_hat, rest**2, policy, policies),
+        tuple(ValueNets.load(inputs.folder(stage) / f"{stage}.safetensors")[1] for stage in ("q", "q_hat")),
+        (q, rest),
+        (measured, np.array(predicted, dtype=float)),
+    )
+
+
+def rows_of(groups: list[Group]) -> dict[str, Array]:
+    """The lines of the table; values of all groups and policies."""
+    out = {}
+    for name in ("q", "q_hat"):
+        fits: list[Fit] = [getattr(group, name) for group in groups]
+        of = "the rest of the return" if name == "q" else "its square"
+        out[f"{name} and {of}: correlation"] = np.concatenate([fit.correlation for fit in fits])
+        out[f"{name}: bias over spread"] = np.concatenate([fit.bias for fit in fits])
+        out[f"{name}: slope (calibrated: 1)"] = np.concatenate([fit.slope for fit in fits])
+        i = ("q", "q_hat").index(name)
+        out[f"{name}: held-out Bellman error, scaled"] = np.array([group.curves[i][-1].held_out for group in groups])
+    out["MPE, measured"] = np.concatenate([group.plan[0] for group in groups])
+    out["MPE, predicted"] = np.concatenate([group.plan[1] for group in groups])
+    return out
+
+
+def off(groups: list[Group]) -> Array:
+    """|predicted / measured - 1| of every group and policy; infinite where the prediction ran away."""
+    return np.concatenate([np.abs(np.nan_to_num(g.plan[1] / g.plan[0], nan=np.inf) - 1) for g in groups])
+
+
+def draw(groups: list[Group], path: Path) -> None:
+    """Held-out errors of all groups, q of all groups against returns, predicted against measured variances."""
+    style()
+    figure, panels = plt.subplots(2, 2, figsize=(11, 8), layout="constrained")
+    panels = panels.ravel()
+    for axes, i, name in ((panels[0], 0, "q"), (panels[1], 1, "q_hat")):
+        for group in groups:
+            checks = group.curves[i]
+            axes.plot([c.update for c in checks], [c.held_out for c in checks], color="#0072B2", alpha=0.3, linewidth=1)
+        axes.set_yscale("log")
+        axes.set_xlabel("updates")
+        axes.set_title(f"{name}: held-out Bellman error, {len(groups)} groups")
+    draw_returns(panels[2], groups)
+    measured, predicted = (np.concatenate([group.plan[i] for group in groups]) for i in (0, 1))
+    panels[3].scatter(measured, predicted, s=8, alpha=0.5, color="#009E73", linewidths=0)
+    ends = [np.nanmin([measured, predicted]), np.nanmax([measured, predicted])]
+    panels[3].plot(ends, ends, color="#000000", linewidth=0.8)
+    panels[3].set_xscale("log")
+    panels[3].set_yscale("log")
+    panels[3].set_xlabel("measured relative variance")
+    panels[3].set_ylabel("predicted before any episode")
+    panels[3].set_title(f"MPE's relative variance, {len(measured)} policies")
+    with whole(path) as part:
+        figure.savefig(part, format="png", dpi=120)
+    plt.close(figure)
+
+
+def draw_returns(axes: Any, groups: list[Group]) -> None:
+    """Mean return of steps whose q is alike, a line for each group."""
+    ends = []
+    for group in groups:
+        q, rest = group.visited
+        classes = np.array_split(np.argsort(q), CLASSES)
+        x, y = (np.array([v[some].mean() for some in classes]) for v in (q, rest))
+        axes.plot(x, y, "o-", color="#D55E00", alpha=0.4, markersize=3, linewidth=0.8)
+        ends += [x.min(), x.max()]
+    axes.plot([min(ends), max(ends)], [min(ends), max(ends)], color="#000000", linewidth=0.8)
+    axes.set_xlabel("fitted q")
+    axes.set_ylabel("mean return from the same (t, s, a)")
+    axes.set_title(f"q in {CLASSES} classes, on-policy episodes of their own")

@@ -1,0 +1,151 @@
+"""A robot's chain from targets to report on a small data folder: the pool, the runs drawn from it, the truth."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from manyfold.evaluation import ESTIMATORS, LOGGERS
+from manyfold.slots import Steps
+from tasks import accuracy, calibration, evaluate, report
+from tasks.evaluate import Protocol
+from tests.tasks.conftest import ROBOT, ROBOT_EVALUATE
+
+PROTOCOL = Protocol(**ROBOT_EVALUATE)
+
+
+def load(data, group=0):
+    return evaluate.Group.load(data / "evaluate" / ROBOT / "runs" / f"group-{group:02d}" / "runs.safetensors")
+
+
+@pytest.fixture(scope="module")
+def again(robot_data, tmp_path_factory):
+    """Group 1 on its own, and the folder with its parts."""
+    parts, done = tmp_path_factory.mktemp("parts"), []
+    return evaluate.evaluate_robot(ROBOT, 1, PROTOCOL, robot_data, parts, done.append), parts, done
+
+
+def test_a_group_is_the_same_whichever_groups_run_with_it(robot_data, again):
+    whole = load(robot_data, 1)
+    for name, x in again[0]._asdict().items():
+        np.testing.assert_array_equal(x, getattr(whole, name), name)
+    assert not np.array_equal(whole.truth, load(robot_data, 0).truth)
+    assert again[2] == [1, 2, 3]
+
+
+def test_variances_and_estimates_are_those_of_the_whole_pool(again):
+    group, parts, _ = again
+    saved = {name: evaluate.load_file(parts / f"{name}.safetensors") for name in (*LOGGERS, "truth")}
+    names = list(ESTIMATORS)
+    son, mpe = saved["targets"]["pdis"], saved["mu"]["pdis"]  # [K, pool]
+    assert son.shape == mpe.shape == (3, 90)
+    for k in range(3):
+        own = son[k, k::3]
+        assert group.variances[0, 0, k] == pytest.approx(3 * own.var(ddof=1))
+        assert group.pool[0, 0, k] == pytest.approx(own.mean())
+        assert group.pool[1, 0, k] == pytest.approx(own.std(ddof=1) / np.sqrt(30))
+        i = names.index("mpe")
+        assert group.variances[0, i, k] == pytest.approx(mpe[k].var(ddof=1))
+        assert group.pool[:, i, k] == pytest.approx([mpe[k].mean(), mpe[k].std(ddof=1) / np.sqrt(90)])
+        i = names.index("son")
+        within = np.mean([son[k, j::3].var(ddof=1) for j in range(3)])
+        assert group.variances[0, i, k] == pytest.approx(within)
+        assert group.pool[:, i, k] == pytest.approx([son[k].mean(), np.sqrt(within / 90)])
+    np.testing.assert_array_equal(group.truth, saved["truth"]["truth"])
+
+
+def test_runs_are_drawn_from_the_pool(again):
+    group, parts, _ = again
+    own = evaluate.load_file(parts / "targets.safetensors")["pdis"][0, 0::3]
+    first = group.estimates[:, 0, 0, 0]  # on-policy MC of one episode: a return of the pool
+    assert group.estimates.shape == (3, len(ESTIMATORS), len(group.points), 3)
+    assert all(np.isclose(own, x).any() for x in first)
+    assert not np.array_equal(group.estimates[0], group.estimates[1])
+
+
+def test_an_interrupted_group_goes_on_with_the_same_numbers(robot_data, again, tmp_path, monkeypatch):
+    group, parts, _ = again
+    shutil.copy(parts / "mu.safetensors", tmp_path)
+    asked = []
+    original = evaluate.log_pool
+    monkeypatch.setattr(evaluate, "log_pool", lambda *args: asked.append(args[2]) or original(*args))
+    found = evaluate.evaluate_robot(ROBOT, 1, PROTOCOL, robot_data, tmp_path, lambda done: None)
+    assert asked == ["targets", "odi"]
+    np.testing.assert_array_equal(found.estimates, group.estimates)
+
+
+def test_metrics_say_where_runs_and_truth_come_from(robot_data):
+    metrics = json.loads((robot_data / "evaluate" / ROBOT / "metrics.json").read_text())
+    assert (metrics["runs_from"], metrics["pool"], metrics["truth"]["episodes"]) == ("pool", 90, 30)
+    groups = [load(robot_data, i) for i in range(2)]
+    errors = np.stack([g.truth_error for g in groups])
+    assert metrics["truth"]["standard_error"] == pytest.approx(errors.mean(), abs=1e-6)
+    on_policy = np.sqrt(np.stack([g.variances[0, 0] for g in groups]) / 30)  # at `match` episodes
+    assert metrics["truth"]["largest_share"] == pytest.approx((errors / on_policy).max(), abs=1e-6)
+    assert metrics["truth"]["share"] == pytest.approx((errors / on_policy).mean(), abs=1e-6)
+    relative = [g.variances[0].sum(-1) / g.variances[0, 0].sum() for g in groups]
+    for i, name in enumerate(ESTIMATORS):
+        assert metrics["relative_variance"][name] == pytest.approx(np.mean(relative, 0)[i], abs=1e-6)
+        mean = np.mean([g.pool[0, i] - g.truth for g in groups], 0)
+        error = np.sqrt(sum(g.pool[1, i] ** 2 + g.truth_error**2 for g in groups)) / 2
+        assert metrics["largest_mean_error"][name] == pytest.approx(np.abs(mean / error).max(), abs=0.01)
+        assert metrics["exact_relative_variance"][name] is None
+    assert max(metrics["largest_mean_error"].values()) < 4.5
+
+
+def test_a_gridworlds_files_know_nothing_of_pools(data):
+    folder = data / "evaluate" / "gridworld-1000"
+    assert "runs_from" not in json.loads((folder / "metrics.json").read_text())
+    group = evaluate.Group.load(folder / "runs" / "group-00" / "runs.safetensors")
+    assert group.pool is group.truth_error is None
+
+
+def test_a_robot_is_described_and_reported(robot_data, capsys):
+    rows = evaluate.describe(robot_data / "evaluate" / ROBOT)
+    assert [row[3] for row in rows] == [""] * len(ESTIMATORS)  # nothing exact
+    assert report.main(["--env", ROBOT, "--data", str(robot_data)]) == 0
+    assert "Hopper: 2 groups x 3 runs, 3 policies" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"pool": 59}, "evaluate.pool is 59, expected at least 60 = episodes"),
+        ({"pool": 61}, "evaluate.pool is 61, expected a multiple of 3 policies, 2 each or more"),
+        ({"truth": 3}, "evaluate.truth is 3, expected a multiple of 3 policies, 2 each or more"),
+        ({"truth": None}, "evaluate.truth is None, expected a whole number of at least 2"),
+    ],
+)
+def test_bad_parameters_are_refused_by_name(change, message, monkeypatch, robot_data):
+    monkeypatch.setattr(evaluate, "section", lambda stage: {**ROBOT_EVALUATE, **change})
+    with pytest.raises(ValueError, match=message):
+        evaluate.prepare(ROBOT, robot_data)
+
+
+def test_a_robots_fits_are_measured_against_episodes(robot_data, capsys, monkeypatch):
+    monkeypatch.setattr(calibration, "EPISODES", 60)
+    assert accuracy.main(["--env", ROBOT, "--data", str(robot_data)]) == 0
+    printed = capsys.readouterr().out
+    assert "fits against episodes" in printed
+    assert "Predicted relative variance within 30% of the measured one" in printed
+    assert (robot_data / "accuracy" / f"{ROBOT}.png").read_bytes().startswith(b"\x89PNG")
+    table = (robot_data / "accuracy" / f"{ROBOT}.md").read_text().splitlines()
+    assert table[0] == "|  | mean | median | lowest | highest |"
+    assert accuracy.main(["--env", "ant", "--data", str(robot_data)]) == 2
+    assert capsys.readouterr().err.endswith("no groups, expected the stage `evaluate` to have run\n")
+    group = calibration.measure(ROBOT, 1, robot_data)
+    variances = load(robot_data, 1).variances[0]
+    np.testing.assert_allclose(group.plan[0], variances[list(ESTIMATORS).index("mpe")] / variances[0])
+
+
+def test_the_rest_of_the_return_and_a_fit_against_it_by_hand():
+    ends = np.array([False, False, True, True, False, True])
+    zeros = np.zeros(6)
+    rows = Steps(zeros, zeros, zeros, zeros, np.array([1.0, 2, 3, 4, 5, 6]), zeros, ends, ~ends & False, zeros, zeros)
+    np.testing.assert_array_equal(calibration.rests(rows), [6, 5, 3, 4, 11, 6])
+    policy, found = np.repeat([0, 1], 4), np.array([1.0, 3, 5, 7, 2, 0, 2, 0])
+    fit = calibration.against(np.r_[found[:4] * 2 + 1, 3.0, 1, 3, 1], found, policy, 2)
+    np.testing.assert_allclose(fit.correlation, [1, 1])
+    np.testing.assert_allclose(fit.slope, [0.5, 1])
+    np.testing.assert_allclose(fit.bias, [5 / np.sqrt(5), 1])
