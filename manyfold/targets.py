@@ -168,9 +168,11 @@ class Training:
         """Every group's policies, in the order of `groups`."""
         drawn = []
         for i, plan in enumerate(self.plans):
-            policies = (self._policies(i, list(p)) for p in (plan.targets, [plan.companion], plan.history))
+            targets, companion, history = (
+                self._policies(i, list(p)) for p in (plan.targets, [plan.companion], plan.history)
+            )
             returns = np.stack(self.returns)[: plan.last, i]  # others of the shard may have trained on
-            drawn.append(Drawn(plan, *policies, returns))
+            drawn.append(Drawn(plan, targets, companion, history, returns))
         return drawn
 
     def _policies(self, index: int, positions: list[Position]) -> NetworkPolicySet:
