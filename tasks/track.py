@@ -85,7 +85,10 @@ def record(env: str, spent: dict[str, float], root: Path = ROOT) -> str:
         numbers = [Metric(key, metrics[key][name], 0, 0) for key in SHOWN if metrics[key][name] is not None]
         episodes, mean, _ = curves[name, "all"]
         numbers += [Metric("relative_error", float(e), 0, int(n)) for n, e in zip(episodes, mean, strict=True)]
-        store.log_batch(child, metrics=numbers, tags=[RunTag("estimator", name)])
+        about = {"loggers": estimator.loggers, "uses": "its own episodes" if estimator.own else "all episodes"}
+        about |= {"return": estimator.returns.__name__}
+        params = [Param(key, value) for key, value in about.items()]
+        store.log_batch(child, metrics=numbers, params=params, tags=[RunTag("estimator", name)])
         store.set_terminated(child)
     register(env, data, parent)
     store.set_terminated(parent)

@@ -44,6 +44,7 @@ def test_a_parent_has_a_child_for_each_estimator(store):
         name = run.data.tags["estimator"]
         assert run.data.metrics["relative_variance"] == metrics["relative_variance"][name]
         assert run.data.metrics["episodes_to_match"] == metrics["episodes_to_match"][name]
+        assert run.data.params["loggers"] == ESTIMATORS[name].loggers
         curve = client.get_metric_history(run.info.run_id, "relative_error")
         assert [point.step for point in curve][:3] == [3, 6, 9]
 
