@@ -27,9 +27,8 @@ def kill_in_each_stage(project, rng, longest):
 
 def test_dvc_repro_killed_in_every_stage_gives_the_same_results(new_project, finished, tmp_path):
     project = new_project.copy(tmp_path / "project")
-    kill_in_each_stage(project, random.Random(0), 12)
-    assert project.metrics() == finished.metrics()
-    for stage in ("targets", "offline", "q", "q_hat"):
+    kill_in_each_stage(project, random.Random(0), 8)
+    for stage in ("targets", "offline", "q", "q_hat", "evaluate"):  # everything was computed anew, to the same bytes
         assert project.files(stage) == finished.files(stage)
 
 
