@@ -3,6 +3,8 @@
 import logging
 import os
 
+PARENT = os.getppid()  # whoever started this process; looked up before anything can take its time
+
 # Before Prefect is imported: its own log lines would drown the progress bar and the one line that says what is wrong
 # (PREFECT_LOGGING_LEVEL=INFO brings them back), and nothing is sent anywhere.
 os.environ.setdefault("PREFECT_LOGGING_LEVEL", "CRITICAL")

@@ -15,8 +15,9 @@ from typing import Any
 from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
 
-from flows.pipeline import environment, joined_server, last_line
+from flows.pipeline import last_line
 from flows.processes import child
+from flows.server import environment, joined_server
 from manyfold import environments
 from tasks.params import ROOT
 from tasks.report import read_metrics
@@ -25,7 +26,10 @@ from tasks.report import read_metrics
 @task(cache_policy=NO_CACHE, task_run_name="anew {env}")
 def anew(env: str, folder: Path) -> None:
     """The chain up to `evaluate` in a fresh clone, which has no cache."""
-    subprocess.run(["git", "clone", "--quiet", str(ROOT), str(folder)], check=True, capture_output=True)
+    clone = ["git", "clone", "--quiet", str(ROOT), str(folder)]
+    done = subprocess.run(clone, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(done.stderr.strip().splitlines()[-1])
     log = folder / "check.log"
     command = [sys.executable, "-m", "dvc", "repro", f"evaluate@{env}"]
     with (

@@ -8,17 +8,12 @@ import argparse
 import contextlib
 import importlib
 import json
-import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 from prefect import flow, task
@@ -26,11 +21,12 @@ from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.exceptions import TerminationSignal
-from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.settings import PREFECT_API_URL
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from flows.processes import child
+from flows.server import environment, joined_server
 from manyfold import environments
 from tasks import report
 from tasks.params import ROOT
@@ -65,17 +61,28 @@ def repro(stage: str, env: str, tick: Callable[[], None]) -> bool:
             tick()
             time.sleep(0.1)
     text = log.read_text()
-    if "Unable to acquire lock" in text:
-        raise Locked(f"{stage}: another dvc command is running in {ROOT}; run it again when that has ended")
+    if process.returncode and busy(text):
+        raise Locked(f"{stage}: another dvc command is at work in {ROOT}; run it again when that has ended")
     if process.returncode:
         raise RuntimeError(last_line(text) or f"{stage}: exit code {process.returncode}, see {log}")
     return "didn't change, skipping" not in text
 
 
+def busy(text: str) -> bool:
+    """Whether DVC said that another DVC command is at work."""
+    return "Unable to acquire lock" in text or "is busy, it is being blocked by" in text
+
+
 @task(cache_policy=NO_CACHE, task_run_name="track {env}", retries=2, retry_delay_seconds=5)
 def record(env: str, spent: dict[str, float]) -> str:
     """What was found, in MLflow; a server that is away for a moment is asked again."""
-    return str(importlib.import_module("tasks.track").record(env, spent))
+    try:
+        return str(importlib.import_module("tasks.track").record(env, spent))
+    except Exception as error:
+        said = (str(error).strip() or repr(error)).splitlines()[0]
+        raise RuntimeError(
+            f"track: {said}; the results are there, record them by python -m tasks.track --env {env}"
+        ) from None
 
 
 def last_line(text: str) -> str:
@@ -84,13 +91,6 @@ def last_line(text: str) -> str:
     own = [line for line in lines if line.startswith(tuple(f"{stage}: " for stage in STAGES))]
     others = [line for line in lines if line.startswith("ERROR: ")]
     return (own or others or [""])[-1]
-
-
-def environment(root: Path = ROOT) -> dict[str, str]:
-    """For the processes of stages."""
-    path = f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"
-    found = {**os.environ, "PYTHONPATH": str(root), "PATH": path}
-    return found | ({"PREFECT_API_URL": url} if (url := PREFECT_API_URL.value()) else {})
 
 
 def to_do(env: str) -> tuple[str, ...]:
@@ -159,42 +159,6 @@ def ticker(bar: Progress, row: Any, stage: str, env: str) -> Callable[[], None]:
                     bar.update(row, completed=done, total=of or None, text=text)
 
     return tick
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
-
-
-@contextlib.contextmanager
-def server() -> Iterator[str]:
-    """A Prefect server on loopback for as long as the block lasts; its address."""
-    port = str(free_port())
-    command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", port, "--no-ui"]
-    with child(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-        wait_for(f"http://127.0.0.1:{port}/api/health", process)
-        yield f"http://127.0.0.1:{port}/api"
-
-
-def wait_for(url: str, process: "subprocess.Popen[bytes]", seconds: float = 120) -> None:
-    """Until the server answers."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline and process.poll() is None:
-        with contextlib.suppress(urllib.error.URLError, OSError), urllib.request.urlopen(url, timeout=2):
-            return
-        time.sleep(0.2)
-    raise RuntimeError(f"{url}: no answer after {seconds:.0f} s, expected Prefect's server; is the port taken?")
-
-
-@contextlib.contextmanager
-def joined_server() -> Iterator[None]:
-    """The server of PREFECT_API_URL, or one of our own."""
-    if PREFECT_API_URL.value():
-        yield
-        return
-    with server() as url, temporary_settings({PREFECT_API_URL: url}):
-        yield
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -7,6 +7,7 @@ from pathlib import Path
 from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
 
+from flows.server import joined_server
 from manyfold import environments
 from tasks import report as stage
 from tasks.params import ROOT
@@ -35,8 +36,9 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         environments.check_env(args.env)
         stage.read_metrics(args.env, args.data)
-        out = report(args.env, args.data)
-    except (ValueError, OSError) as error:
+        with joined_server():
+            out = report(args.env, args.data)
+    except (ValueError, OSError, RuntimeError) as error:
         print(f"report: {error}", file=sys.stderr)
         return 2
     print(f"Tables and figures: {out}")

@@ -9,10 +9,13 @@ import fcntl
 import itertools
 import os
 import signal
+import subprocess
 import sys
 import tempfile
 import time
+import uuid
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, Protocol
@@ -27,7 +30,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from flows import PARENT
 from flows.processes import child
+from flows.server import joined_server
 from manyfold import environments
 from tasks.params import ROOT, runner
 from tasks.shards import forget_progress, progress
@@ -63,13 +68,22 @@ def worth_another_try(task: object, run: object, state: State[Any]) -> bool:
     retry_delay_seconds=1,
     retry_condition_fn=worth_another_try,
 )
-def run_shard(stage: str, env: str, first: int, last: int, data: str) -> None:
-    """One shard in a process of its own, with one thread: two threads on small matrices are slower than one."""
+def run_shard(stage: str, env: str, first: int, last: int, data: str, token: str, ticket: str) -> None:
+    """One shard in a process of its own, with one thread: two threads on small matrices are slower than one.
+
+    It goes on while the file `ticket` holds the run's token: on another machine nothing else says that the flow has
+    ended, or that a new one has begun.
+    """
     command = [sys.executable, "-m", f"tasks.{stage}", "--env", env, "--groups", f"{first}-{last}", "--data", data]
     quiet = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     with tempfile.TemporaryFile() as said:
         with child(command, cwd=ROOT, env=quiet, stdout=said, stderr=said) as process:
-            code = process.wait()
+            while process.poll() is None:
+                if not has_ticket(ticket, token):
+                    raise RuntimeError(f"groups {first}-{last}: their run has ended")
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(1)
+            code = process.returncode
         said.seek(0)
         text = said.read().decode(errors="replace").strip()
     if code < 0 or code > 128:
@@ -78,22 +92,47 @@ def run_shard(stage: str, env: str, first: int, last: int, data: str) -> None:
         raise RuntimeError((text or f"exit code {code}").splitlines()[-1])
 
 
+def has_ticket(path: str, token: str) -> bool:
+    """Whether the run with this token is the one that is going on; a network's file system may be away for a moment."""
+    for _ in range(5):
+        with contextlib.suppress(OSError):
+            return Path(path).read_text() == token
+        time.sleep(0.2)
+    return False
+
+
 def run_stage(name: str, stage: Stage, unit: str, env: str, data: Path, workers: int) -> Path:
     """All shards of a stage; called inside its flow."""
+    ticket = data / ".work" / name / f"{env}.run"
     for number in (signal.SIGINT, signal.SIGTERM):  # here, as Prefect's flow sets its own first
-        signal.signal(number, interrupted(name))
+        signal.signal(number, interrupted(name, ticket))
     with alone(name, env, data):
         groups, work = stage.prepare(env, data)
         forget_progress(work)
+        token = uuid.uuid4().hex
+        if ticket.exists() and runner()[0] == "dask":
+            ticket.unlink()
+            time.sleep(3)  # a killed run's shards on other machines notice
+        ticket.write_text(token)
         parts = shards(groups, workers)
-        futures: Any = [run_shard.submit(name, env, part[0], part[-1], str(data)) for part in parts]
+        end_without_dvc()
+        shard = partial(run_shard.submit, name, env, data=str(data), token=token, ticket=str(ticket))
+        futures: Any = [shard(first=part[0], last=part[-1]) for part in parts]
         watch(futures, work, name, env, unit)
+        ticket.unlink(missing_ok=True)
         for future in futures:
             future.result()
         out = stage.collect(env, groups, work, data)
     rows = [dict(zip(stage.HEADER, row, strict=True)) for row in stage.describe(out)]
-    create_table_artifact(rows, key=f"{artifact_key(name, env)}-table", description=f"Stage `{name}` of {env}: {out}")
+    with contextlib.suppress(Exception):  # what only Prefect's page would show stops nothing
+        create_table_artifact(rows, key=f"{artifact_key(name, env)}-table", description=f"`{name}` of {env}: {out}")
     return out
+
+
+def end_without_dvc() -> None:
+    """Ends if DVC started this stage and is gone: whoever starts it again starts the stage again."""
+    if "DVC_STAGE" in os.environ and os.getppid() != PARENT:
+        os._exit(3)
 
 
 def artifact_key(name: str, env: str) -> str:
@@ -150,25 +189,37 @@ def shards(groups: int, workers: int) -> list[range]:
 def watch(futures: Futures, work: Path, name: str, env: str, unit: str) -> None:
     """A bar with what is done, the rate, and the shards' own text, until every shard has ended; also for Prefect."""
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[text]}"), TimeRemainingColumn())
-    artifact = create_progress_artifact(0.0, key=artifact_key(name, env), description=f"Stage `{name}` of {env}")
-    parent, told = os.getppid(), time.monotonic()
+    tell, told = teller(name, env), time.monotonic()
     with Progress(*columns, console=Console(stderr=True)) as bar:
         row = bar.add_task(name, total=None, text="")
-        start, before = time.monotonic(), None
+        start, before, (done, of, text) = time.monotonic(), None, (0, 0, "")
         while not all(future.wrapped_future.done() for future in futures):
-            if "DVC_STAGE" in os.environ and os.getppid() != parent:
-                os._exit(3)  # DVC was killed, and whoever starts it again starts this stage again
-            done, of, text = progress(work) if work.exists() else (0, 0, "")
+            end_without_dvc()
+            with contextlib.suppress(OSError, ValueError):  # a file that is being replaced, or a network's hiccup
+                done, of, text = progress(work)
             before = done if before is None and of else before
             rate = (done - (before or 0)) / (time.monotonic() - start)
             line = f"{done:,} of {of:,} {unit}, {rate:,.0f} {unit}/s, {text}"
             bar.update(row, completed=done, total=of or None, text=line)
             if of and time.monotonic() > told + 5:
-                update_progress_artifact(artifact, 100 * done / of, line)
+                tell(100 * done / of, line)
                 told = time.monotonic()
             time.sleep(0.2)
     if all(future.state.is_completed() for future in futures):
-        update_progress_artifact(artifact, 100.0)
+        tell(100.0, "done")
+
+
+def teller(name: str, env: str) -> Callable[[float, str], None]:
+    """Progress on Prefect's page; one that cannot be reached stops nothing."""
+    artifact = None
+    with contextlib.suppress(Exception):
+        artifact = create_progress_artifact(0.0, key=artifact_key(name, env), description=f"Stage `{name}` of {env}")
+
+    def tell(percent: float, line: str) -> None:
+        with contextlib.suppress(Exception):
+            update_progress_artifact(artifact, percent, f"Stage `{name}` of {env}: {line}")
+
+    return tell
 
 
 def stage_main(name: str, flow: Flow[..., Path], stage: Stage, about: str, arguments: list[str] | None = None) -> int:
@@ -184,7 +235,8 @@ def stage_main(name: str, flow: Flow[..., Path], stage: Stage, about: str, argum
         if args.workers is not None and args.workers < 1:
             raise ValueError(f"--workers is {args.workers}, expected a whole number of at least 1")
         where, workers = task_runner(args.workers)
-        out = flow.with_options(task_runner=where)(args.env, args.data.resolve(), workers)
+        with joined_server():
+            out = flow.with_options(task_runner=where)(args.env, args.data.resolve(), workers)
     except (ValueError, OSError, RuntimeError) as error:
         print(f"{name}: {str(error).removeprefix(f'{name}: ')}", file=sys.stderr)
         return 2
@@ -198,10 +250,11 @@ def stage_main(name: str, flow: Flow[..., Path], stage: Stage, about: str, argum
     return 0
 
 
-def interrupted(name: str) -> Callable[[int, FrameType | None], NoReturn]:
+def interrupted(name: str, ticket: Path) -> Callable[[int, FrameType | None], NoReturn]:
     """Ends at once, and the shards with it: Prefect would wait for a server that the same Ctrl-C has ended."""
 
     def handler(number: int, frame: FrameType | None) -> NoReturn:
+        ticket.unlink(missing_ok=True)
         print(f"\n{name}: interrupted; run it again to go on from the last save", file=sys.stderr, flush=True)
         os._exit(128 + number)
 

@@ -9,8 +9,8 @@ import signal
 import subprocess
 import sys
 
-from flows.pipeline import environment
 from flows.processes import child
+from flows.server import environment
 from tasks.params import ROOT
 
 POOL = "manyfold"

@@ -4,10 +4,12 @@ The store is SQLite in the repository unless MLFLOW_TRACKING_URI names another o
 for people who compare runs. Tags lead from a run to its commit and to the very data, by DVC's hashes.
 """
 
+import argparse
 import json
 import logging
 import os
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from mlflow.models import ModelSignature
 from mlflow.tracking import MlflowClient
 from mlflow.types import Schema, TensorSpec
 
+from manyfold import environments
 from manyfold.evaluation import ESTIMATORS
 from manyfold.values import ValueNets
 from tasks.params import ROOT
@@ -71,9 +74,23 @@ def tags(env: str, root: Path) -> dict[str, str]:
 
 def record(env: str, spent: dict[str, float], root: Path = ROOT) -> str:
     """Writes a parent run and its children; returns the parent's id."""
-    data, store = root / "data", client(root)
-    where, metrics = experiment(store, env, root), read_metrics(env, data)
+    read_metrics(env, root / "data")  # refuses before anything is written
+    store = client(root)
+    where = experiment(store, env, root)
     parent = store.create_run(where, run_name=f"{env} pipeline", tags=tags(env, root)).info.run_id
+    try:
+        fill(store, env, where, parent, spent, root)
+    except BaseException:
+        store.set_terminated(parent, "FAILED")
+        raise
+    store.set_terminated(parent)
+    return str(parent)
+
+
+def fill(store: MlflowClient, env: str, where: str, parent: str, spent: dict[str, float], root: Path) -> None:
+    """Everything about a run, in its parent and its children."""
+    data = root / "data"
+    metrics = read_metrics(env, data)
     params = [Param(f"{a}.{b}", str(x)) for a, b, x in flat(yaml.safe_load((root / "params.yaml").read_text()))]
     times = [Metric(f"seconds.{stage}", seconds, 0, 0) for stage, seconds in spent.items()]
     store.log_batch(parent, metrics=times + training_curve(env, data) + fit_curves(env, data), params=params)
@@ -91,8 +108,6 @@ def record(env: str, spent: dict[str, float], root: Path = ROOT) -> str:
         store.log_batch(child, metrics=numbers, params=params, tags=[RunTag("estimator", name)])
         store.set_terminated(child)
     register(env, data, parent)
-    store.set_terminated(parent)
-    return str(parent)
 
 
 def flat(params: dict[str, Any]) -> list[tuple[str, str, object]]:
@@ -150,3 +165,24 @@ def register(env: str, data: Path, parent: str) -> None:
             pip_requirements=["onnxruntime", "numpy"],
             onnx_execution_providers=["CPUExecutionProvider"],
         )
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m tasks.track",
+        description="Records the results of one environment in MLflow, as `python -m flows.pipeline` does after a run.",
+    )
+    parser.add_argument("--env", required=True, help=f"one of {', '.join(environments.ENVS)}")
+    args = parser.parse_args(arguments)
+    try:
+        environments.check_env(args.env)
+        run = record(args.env, {})
+    except (ValueError, OSError, mlflow.MlflowException) as error:
+        print(f"track: {str(error).splitlines()[0]}", file=sys.stderr)
+        return 2
+    print(f"Run {run} of the experiment {args.env}; look at it with `make ui`.")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

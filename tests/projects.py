@@ -23,7 +23,8 @@ class Project:
     @property
     def environment(self):
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        return {**os.environ, "PYTHONPATH": str(self.folder), "PATH": path, "PWD": str(self.folder)}
+        own = {name: value for name, value in os.environ.items() if name != "MLFLOW_TRACKING_URI"}
+        return {**own, "PYTHONPATH": str(self.folder), "PATH": path, "PWD": str(self.folder)}
 
     def run(self, *command, **more):
         options = {"cwd": self.folder, "env": {**self.environment, **more}, "capture_output": True, "text": True}

@@ -5,13 +5,14 @@ import os
 import pytest
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from flows.pipeline import server
+from flows.server import server
 from tests.projects import FEWER, tiny
 
 
 @pytest.fixture(scope="session", autouse=True)
 def prefect_server(tmp_path_factory):
     """Without it every flow starts its own."""
+    os.sched_setaffinity(0, set(sorted(os.sched_getaffinity(0))[:2]))  # two shards, also where there are more cores
     os.environ["PREFECT_HOME"] = str(tmp_path_factory.mktemp("prefect"))
     with server() as url, temporary_settings({PREFECT_API_URL: url}):  # for clients of this process,
         os.environ["PREFECT_API_URL"] = url  # and of others

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from flows.pipeline import free_port
+from flows.server import free_port
 from tests.flows.test_pipeline import wait_until
 from tests.projects import ENV
 

@@ -2,16 +2,17 @@
 
 import os
 import signal
-import subprocess
 import time
 import urllib.request
 from pathlib import Path
 
 import mlflow
+import psutil
 import pytest
 from mlflow.tracking import MlflowClient
 
-from flows.pipeline import free_port, last_line, server
+from flows.pipeline import busy, last_line
+from flows.server import free_port, server
 from tests.projects import ENV, FEWER
 
 
@@ -76,9 +77,13 @@ def test_the_pipeline_does_what_has_changed_and_mlflow_leads_back_to_it(project,
     ports = [free_port(), free_port()]
     pages = project.start("flows.ui", "--mlflow", str(ports[0]), "--prefect", str(ports[1]))
     assert pages.stdout.readline().startswith("MLflow: http://127.0.0.1:")
-    for port, path, part in ((ports[0], "/", "MLflow"), (ports[1], "/", "Prefect")):
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as page:
+    for port, part in zip(ports, ("MLflow", "Prefect"), strict=True):
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=10) as page:
             assert part in page.read().decode()
+        assert listening_on(port) == {"127.0.0.1"}
+    again = project.python("flows.ui", "--mlflow", str(ports[0]), "--prefect", str(ports[1]))
+    assert again.returncode == 2
+    assert again.stderr == f"ui: port {ports[0]} is taken; is `make ui` running already? (--mlflow names another)\n"
     pages.send_signal(signal.SIGTERM)
     pages.communicate()
     assert wait_until(lambda: not processes_of(project.folder), 15), processes_of(project.folder)
@@ -111,12 +116,36 @@ def test_the_last_line_is_the_stages_own_not_dvcs():
     assert last_line("") == ""
 
 
+def listening_on(port):
+    return {
+        c.laddr.ip for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN and c.laddr.port == port
+    }
+
+
+def test_dvc_that_is_busy_is_told_from_a_failure():
+    assert busy("ERROR: Unable to acquire lock. Most likely another DVC process is running")
+    assert busy("ERROR: failed to reproduce 'q@ant': 'data/q/ant' is busy, it is being blocked by:\n(PID 7): dvc")
+    assert not busy("q: no data\nERROR: failed to reproduce 'q@ant'")
+
+
+def test_a_recording_that_fails_is_one_line_and_can_be_made_up(project):
+    project.set(*FEWER)
+    (project.folder / "mlflow.db").mkdir()  # no store can be there
+    done = project.python("flows.pipeline", "--env", ENV)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    line = done.stderr.splitlines()[-1]
+    assert line.startswith("pipeline: track: ")
+    assert f"python -m tasks.track --env {ENV}" in line
+    (project.folder / "mlflow.db").rmdir()
+    assert project.python("tasks.track", "--env", ENV).returncode == 0
+    assert (project.folder / "mlflow.db").is_file()
+
+
 def test_a_server_of_ours_is_on_loopback_alone_and_ends_with_its_block():
     with server() as url:
         host, port = url.removeprefix("http://").removesuffix("/api").split(":")
         assert host == "127.0.0.1"
-        listening = subprocess.run(["ss", "-ltnH"], capture_output=True, text=True, check=False).stdout
-        mine = [line.split()[3] for line in listening.splitlines() if line.split()[3].endswith(f":{port}")]
-        assert mine in ([f"127.0.0.1:{port}"], [])  # [] where there is no ss
+        assert listening_on(int(port)) == {"127.0.0.1"}
     with pytest.raises(OSError, match="refused"):
         urllib.request.urlopen(f"{url}/health", timeout=5)
