@@ -31,6 +31,7 @@ def kill_in_each_stage(project, rng):
         assert done.returncode == 0, (stage, done.stderr)
 
 
+@pytest.mark.slow
 def test_dvc_repro_killed_in_every_stage_gives_the_same_results(new_project, finished, tmp_path):
     project = new_project.copy(tmp_path / "project")
     kill_in_each_stage(project, random.Random(0))

@@ -128,6 +128,7 @@ def test_dvc_that_is_busy_is_told_from_a_failure():
     assert not busy("q: no data\nERROR: failed to reproduce 'q@ant'")
 
 
+@pytest.mark.slow
 def test_a_recording_that_fails_is_one_line_and_can_be_made_up(project):
     project.set(*FEWER)
     (project.folder / "mlflow.db").mkdir()  # no store can be there

@@ -57,6 +57,7 @@ def test_plots_show_draws_every_estimator_once(project):
     assert page.count('"mpe_baseline"') > 0
 
 
+@pytest.mark.slow
 def test_an_experiment_changes_one_parameter_and_leaves_the_rest(project):
     done = project.python("dvc", "exp", "run", "-S", "evaluate.runs=3", f"report@{ENV}")
     assert done.returncode == 0, done.stderr
