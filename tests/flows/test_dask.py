@@ -37,12 +37,16 @@ def cluster(project):
         process.wait()
 
 
-def test_a_cluster_gives_the_same_numbers_also_when_a_worker_is_killed(cluster, finished):
-    project, workers = cluster
+def test_a_cluster_gives_the_same_numbers(cluster, finished):
+    project, _ = cluster
     done = project.repro("q", "--force", "--single-item")
     assert done.returncode == 0, done.stderr
     assert project.files("q") == finished.files("q")
-    # a worker is killed while both are at work
+
+
+@pytest.mark.slow
+def test_a_cluster_gives_the_same_numbers_when_a_worker_is_killed(cluster, finished):
+    project, workers = cluster
     project.set("updates_per_step: 5", "updates_per_step: 200")
     local = finished.copy(project.folder.parent / "local")
     local.set("updates_per_step: 5", "updates_per_step: 200")

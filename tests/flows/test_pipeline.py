@@ -97,7 +97,7 @@ def test_a_failed_stage_fails_the_pipeline_with_its_own_last_line(project):
     assert done.stderr.splitlines()[-1] == line
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGKILL])
 def test_a_stopped_pipeline_leaves_no_process_behind(project, number):
     """Its own server, DVC, the stage's flow and the shards end with it, and a rerun has the right to start at once."""
     project.set("width: 700", "width: 400000")
