@@ -55,7 +55,7 @@ def test_one_that_ignores_sigterm_is_killed():
     assert time.monotonic() - start < 10
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_children_of_a_killed_process_end_too(number):
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "cwd": ROOT, "text": True}
     with subprocess.Popen([sys.executable, "-c", STARTS], env={**os.environ, "PYTHONPATH": str(ROOT)}, **options) as p:
