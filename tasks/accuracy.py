@@ -4,7 +4,7 @@ For each group: the error of q where its targets go, relative to q's spread; the
 of MPE with the fitted q_hat beside that with the exact one; and the variance that was predicted for every policy beside
 the exact one of the same mu. A picture: learning curves, fitted against exact, predicted against exact.
 
-A robot's fits are measured against episodes instead, by tasks/calibration.py.
+A robot's fits are measured against episodes instead, by tasks/accuracy_robots.py.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from manyfold import environments, exact
 from manyfold.gridworld import Gridworld
 from manyfold.mdp import Array, FiniteMDP
 from manyfold.values import Check, ValueNets
-from tasks import calibration
+from tasks import accuracy_robots
 from tasks.behavior import design
 from tasks.figures import plt, style
 from tasks.files import whole
@@ -154,10 +154,10 @@ def main(arguments: list[str] | None = None) -> int:
             raise ValueError(f"{args.data / stage / args.env}: no groups, expected the stage `{stage}` to have run")
         progress = track(range(count), description="groups", console=Console(stderr=True))
         path = args.data / "accuracy" / f"{args.env}.png"
-        module = calibration if robot else sys.modules[__name__]
+        module = accuracy_robots if robot else sys.modules[__name__]
         groups = [module.measure(args.env, group, args.data) for group in progress]
         module.draw(groups, path)
-        off = calibration.off(groups)
+        off = accuracy_robots.off(groups)
         rows = module.rows_of(groups) | {f"predicted over {truth}, off by": off}
     except (ValueError, OSError) as error:
         print(f"accuracy: {error}", file=sys.stderr)

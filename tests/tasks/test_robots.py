@@ -8,7 +8,7 @@ import pytest
 
 from manyfold.evaluation import ESTIMATORS, LOGGERS
 from manyfold.slots import Steps
-from tasks import accuracy, calibration, evaluate, report
+from tasks import accuracy, accuracy_robots, evaluate, report
 from tasks.evaluate import Protocol
 from tests.tasks.conftest import ROBOT, ROBOT_EVALUATE
 
@@ -124,7 +124,7 @@ def test_bad_parameters_are_refused_by_name(change, message, monkeypatch, robot_
 
 
 def test_a_robots_fits_are_measured_against_episodes(robot_data, capsys, monkeypatch):
-    monkeypatch.setattr(calibration, "EPISODES", 60)
+    monkeypatch.setattr(accuracy_robots, "EPISODES", 60)
     assert accuracy.main(["--env", ROBOT, "--data", str(robot_data)]) == 0
     printed = capsys.readouterr().out
     assert "fits against episodes" in printed
@@ -134,7 +134,7 @@ def test_a_robots_fits_are_measured_against_episodes(robot_data, capsys, monkeyp
     assert table[0] == "|  | mean | median | lowest | highest |"
     assert accuracy.main(["--env", "ant", "--data", str(robot_data)]) == 2
     assert capsys.readouterr().err.endswith("no groups, expected the stage `evaluate` to have run\n")
-    group = calibration.measure(ROBOT, 1, robot_data)
+    group = accuracy_robots.measure(ROBOT, 1, robot_data)
     variances = load(robot_data, 1).variances[0]
     np.testing.assert_allclose(group.plan[0], variances[list(ESTIMATORS).index("mpe")] / variances[0])
 
@@ -143,9 +143,9 @@ def test_the_rest_of_the_return_and_a_fit_against_it_by_hand():
     ends = np.array([False, False, True, True, False, True])
     zeros = np.zeros(6)
     rows = Steps(zeros, zeros, zeros, zeros, np.array([1.0, 2, 3, 4, 5, 6]), zeros, ends, ~ends & False, zeros, zeros)
-    np.testing.assert_array_equal(calibration.rests(rows), [6, 5, 3, 4, 11, 6])
+    np.testing.assert_array_equal(accuracy_robots.rests(rows), [6, 5, 3, 4, 11, 6])
     policy, found = np.repeat([0, 1], 4), np.array([1.0, 3, 5, 7, 2, 0, 2, 0])
-    fit = calibration.against(np.r_[found[:4] * 2 + 1, 3.0, 1, 3, 1], found, policy, 2)
+    fit = accuracy_robots.against(np.r_[found[:4] * 2 + 1, 3.0, 1, 3, 1], found, policy, 2)
     np.testing.assert_allclose(fit.correlation, [1, 1])
     np.testing.assert_allclose(fit.slope, [0.5, 1])
     np.testing.assert_allclose(fit.bias, [5 / np.sqrt(5), 1])
