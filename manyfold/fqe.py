@@ -50,11 +50,12 @@ class Config:
     learning_rate: float = 1e-3  # falls linearly to 0 over the second half
     batch: int = 512
     updates_per_step: int = 500  # gradient steps for each step of the horizon, which values must travel back
+    most_updates: int = 2**31  # in all; where it cuts them, the target network follows as much faster
     average: float = 0.98  # of the target network, per update
     patience: int = 20  # checks of the held-out error without improvement, in the second half, before stopping
 
     def __post_init__(self) -> None:
-        for name in ("hidden", "batch", "updates_per_step", "patience"):
+        for name in ("hidden", "batch", "updates_per_step", "most_updates", "patience"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name} is {value!r}, expected a whole number of at least 1")
@@ -62,6 +63,14 @@ class Config:
             raise ValueError(f"learning_rate is {self.learning_rate!r}, expected a number between 0 and 1")
         if not 0 <= self.average < 1:
             raise ValueError(f"average is {self.average!r}, expected a number from 0 to below 1")
+
+    def updates(self, horizon: int) -> int:
+        """In all."""
+        return min(self.updates_per_step * horizon, self.most_updates)
+
+    def follow(self, horizon: int) -> float:
+        """The share of the trained network that the target network takes over per update."""
+        return min(1.0, (1 - self.average) * (self.updates_per_step * horizon / self.updates(horizon)))
 
 
 DEFAULT = Config()
@@ -85,7 +94,10 @@ class Known(NamedTuple):
     high: Tensor | None
 
     def take(self, rows: slice | Tensor) -> "Known":
-        return Known._make(None if x is None else x[:, rows] for x in self)
+        if isinstance(rows, slice):
+            return Known._make(None if x is None else x[:, rows] for x in self)
+        first = (None if x is None else x.transpose(0, 1) for x in self)  # the rows, as they are in memory
+        return Known._make(None if x is None else x.index_select(0, rows).transpose(0, 1) for x in first)
 
 
 def fit(
@@ -144,7 +156,7 @@ class _Work:
         self.kept = flat.clone()  # the best average so far
         self.optimiser = Adam(flat, torch.zeros_like(flat))
         self.slots = views(shape, self.optimiser.gradient)
-        self.updates = config.updates_per_step * shape.horizon
+        self.updates, self.follow = config.updates(shape.horizon), config.follow(shape.horizon)
         self.update = self.passes = self.batches = self.since = 0
         self.best = float("inf")
         self.errors: list[float] = []
@@ -197,7 +209,7 @@ class _Work:
             for numbers, batch in itertools.islice(passing, self.batches, None):
                 self.errors.append(self.gradient(batch, numbers))
                 self.optimiser.step(self.rate())
-                self.average.flat.lerp_(self.nets.flat, 1 - self.config.average)
+                self.average.flat.lerp_(self.nets.flat, self.follow)
                 self.update += 1
                 self.batches += 1
                 if self.update % every == 0 or self.update == self.updates:
@@ -239,9 +251,7 @@ class _Work:
         _refuse_divergence(check, self.curves)
         self.curves.append(check)
         self.errors = []
-        if (
-            self.update > self.updates / 2
-        ):  # before that, values are still on their way back: a small error means little
+        if self.update > self.updates / 2:  # before that, values are still on their way: a small error means little
             self.since += 1
             if error < self.best:
                 self.best, self.since = error, 0

@@ -61,8 +61,9 @@ class ValueNets:
         """Activations `[N, K * h]`."""
         x, time = inputs
         p = self.parameters
-        h = p["w1"].index_select(0, x) if self.shape.n_cells else x @ p["w1"]  # a one-hot input is an index
-        return h.add_(p["w1_time"].index_select(0, time)).relu_()
+        h = p["w1_time"].index_select(0, time)
+        h = h.add_(p["w1"].index_select(0, x)) if self.shape.n_cells else h.addmm_(x, p["w1"])  # a one-hot is an index
+        return h.relu_()
 
     def apart(self, x: Tensor) -> Tensor:
         """A view with the policies first, `[N, K * h]` -> `[K, N, h]`."""
@@ -70,8 +71,10 @@ class ValueNets:
 
     def scaled(self, inputs: tuple[Tensor, Tensor]) -> Tensor:
         """Outputs before scaling, `[K, N, A]`."""
-        p = self.parameters
-        return torch.baddbmm(p["b2"], self.apart(self.hidden(inputs)), self.apart(p["w2"]).mT)
+        b2, w2, h = self.parameters["b2"], self.apart(self.parameters["w2"]), self.apart(self.hidden(inputs))
+        if self.shape.n_cells:
+            return torch.baddbmm(b2, h, w2.mT)
+        return torch.baddbmm(b2.mT, w2, h.mT).mT  # the same product, three times as fast with the long side last
 
     def predict(self, states: ArrayLike, t: int | ArrayLike) -> Array:
         """f_k(t, s, a) for all K policies and actions at N states `[N, width]` and their steps; `[K, N, A]`."""

@@ -88,7 +88,7 @@ class FitStage:
         torch.set_num_threads(1)
         config, _ = self.params()
         _, work = self.prepare(env, data)
-        updates = config.updates_per_step * environments.horizon(env)
+        updates = config.updates(environments.horizon(env))
         report = reporter(work, groups, updates * len(groups))
         for i, group in enumerate(groups):
             out = work / group_name(group)

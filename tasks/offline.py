@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -25,17 +26,21 @@ matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 
 
-def read_rule(params: dict[str, object]) -> Rule:
-    """The rule, from the stage's section of params.yaml."""
-    check_names("offline", params, {"episodes", "epsilons"})
+def read_rule(params: dict[str, Any], env: str) -> Rule:
+    """The rule for an environment, from the stage's section of params.yaml."""
+    check_names("offline", params, {"episodes", "fewer", "epsilons"})
+    if not isinstance(params["fewer"], dict) or not params["fewer"].keys() <= set(environments.ENVS):
+        raise ValueError(
+            f"offline.fewer is {params['fewer']!r}, expected numbers by environment, such as {{ant: 3000}}"
+        )
     if not isinstance(params["epsilons"], list | tuple):
         raise ValueError(f"offline.epsilons is {params['epsilons']!r}, expected a list of numbers from 0 to 1")
-    return Rule(params["episodes"], tuple(params["epsilons"]))  # type: ignore[arg-type]
+    return Rule(params["fewer"].get(env, params["episodes"]), tuple(params["epsilons"]))
 
 
 def prepare(env: str, data: Path) -> tuple[int, Path]:
     """The number of groups that have targets, and the work folder."""
-    rule = read_rule(section("offline"))
+    rule = read_rule(section("offline"), env)
     targets = data / "targets" / env
     groups = sorted(folder.name for folder in targets.glob("group-*"))
     if not groups or groups != [group_name(i) for i in range(len(groups))]:
@@ -141,7 +146,7 @@ def describe(out: Path) -> list[tuple[str, ...]]:
 def run(env: str, groups: list[int], data: Path) -> Path:
     """One shard of the stage, by params.yaml."""
     torch.set_num_threads(1)
-    rule = read_rule(section("offline"))
+    rule = read_rule(section("offline"), env)
     _, work = prepare(env, data)
     report = reporter(work, groups, len(groups))
     for i, group in enumerate(groups):

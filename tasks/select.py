@@ -51,7 +51,7 @@ def measure(env: str, group: int, choice: Choice, config: Config, data: Path) ->
         found = fit(inputs.transitions(), *q.problem(inputs), rng, config, policies.spec.n_cells)
     except Diverged:
         return float("inf"), float("nan")
-    half = config.updates_per_step * policies.horizon / 2
+    half = config.updates(policies.horizon) / 2
     held_out = min(check.held_out for check in found.curves if check.update > half)
     if env not in environments.GRIDWORLDS:
         return held_out, float("nan")
@@ -96,7 +96,7 @@ def run(jobs: list[tuple[str, int, Choice]], config: Config, data: Path) -> dict
         for job in jobs:
             env, group, choice = job
             seen = [fingerprint(Inputs(env, group, data).folder(stage)) for stage in ("targets", "offline")]
-            key = [config.batch, config.updates_per_step, config.average, config.patience, seen]
+            key = [config.batch, config.updates_per_step, config.most_updates, config.average, config.patience, seen]
             path = work_folder("select", env, key, data) / f"{group}-{choice[0]}-{choice[1]:g}.json"
             if path.exists():
                 found[job] = tuple(json.loads(path.read_text()))

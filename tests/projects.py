@@ -77,7 +77,7 @@ def tiny(folder):
         (shutil.copytree if source.is_dir() else shutil.copy)(source, folder / name)
     params = yaml.safe_load((folder / "params.yaml").read_text())
     params["targets"] = {"groups": 3, "policies": 3, "start": [600, 900], "width": 700, "history": 3}
-    params["offline"]["episodes"] = 60
+    params["offline"] |= {"episodes": 60, "fewer": {}}
     params["q"] = params["q_hat"] = params["behavior"]["fit"] = {**params["q"], "updates_per_step": 5}
     params["evaluate"] = {**params["evaluate"], "runs": 2, "episodes": 60, "match": 30, "pool": 60, "truth": 60}
     (folder / "params.yaml").write_text(yaml.safe_dump(params))

@@ -48,7 +48,7 @@ def test_dvc_repro_killed_at_many_moments_gives_the_same_results(new_project, fi
 
 
 def test_groups_that_are_finished_are_not_computed_again(project):
-    project.set("updates_per_step: 5", "updates_per_step: 60")
+    project.set("updates_per_step: 5", "updates_per_step: 600")  # long enough to be killed before the last group
     process = project.start("dvc", "repro", "--single-item", f"q@{ENV}")
     work = project.data / ".work" / "q"
     assert wait_until(lambda: list(work.glob("*/group-*/q.json")))

@@ -93,9 +93,9 @@ def artifacts(key):
 
 
 def test_prefect_shows_progress_and_the_table_of_a_stage(finished):
-    progress = artifacts(f"q-hat-{ENV}")
-    assert progress[0].type == "progress"
-    assert progress[0].data == 100.0
+    progress = artifacts(f"q-hat-{ENV}")  # in any order; runs that other tests have killed are among them
+    assert {artifact.type for artifact in progress} == {"progress"}
+    assert 100.0 in [artifact.data for artifact in progress]
     table = artifacts(f"q-hat-{ENV}-table")
     assert [row["group"] for row in json.loads(table[0].data)] == ["group-00", "group-01", "group-02"]
 

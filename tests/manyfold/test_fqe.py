@@ -355,3 +355,25 @@ def test_saved_nets_and_curves_are_the_same(grid, tmp_path):
 def test_bad_hyperparameters_are_refused(change, message):
     with pytest.raises(ValueError, match=message):
         dataclasses.replace(fqe.Config(), **change)
+
+
+def test_fewer_updates_than_the_horizon_asks_for_still_carry_values_back(tmp_path):
+    """A reward of 1 in each of 60 steps: q_t = 60 - t. At the old pace it would not get there."""
+    horizon, rows = 60, 6000
+    rng = np.random.default_rng(0)
+    steps, state = rng.integers(horizon, size=rows), rng.normal(size=(rows, 1))
+    with Writer(tmp_path / "data.parquet", About("chain", horizon, 1, 1, 0)) as writer:
+        no = np.zeros(rows, dtype=bool)
+        columns = {"episode": np.arange(rows), "t": steps, "state": state, "action": np.zeros(rows)}
+        writer.write(columns | {"reward": np.ones(rows), "next_state": state, "terminated": no, "truncated": no})
+    config = dataclasses.replace(QUICK, updates_per_step=200, most_updates=1200)
+    assert (config.updates(horizon), config.updates(5)) == (1200, 1000)
+    assert config.follow(5) == 1 - config.average
+    assert config.follow(horizon) == pytest.approx(10 * (1 - config.average))
+
+    def at_start(config):
+        nets = fqe.fit(Transitions(tmp_path), plain(1), lambda s, t: np.ones((1, len(t), 1)), rng, config).nets
+        return float(nets.predict([[0.0]], 0)[0, 0, 0])
+
+    assert at_start(config) == pytest.approx(horizon, rel=0.05)
+    assert at_start(dataclasses.replace(config, updates_per_step=20)) < 0.9 * horizon

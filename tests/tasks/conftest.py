@@ -13,6 +13,7 @@ FIT = {
     "learning_rate": 0.01,
     "batch": 512,
     "updates_per_step": 150,
+    "most_updates": 4500,
     "average": 0.98,
     "patience": 20,
 }

@@ -74,12 +74,22 @@ def test_without_targets_the_stage_says_what_to_run_first(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("params", "message"),
     [
-        ({"episodes": 10}, "offline.epsilons is missing"),
-        ({"episodes": 10, "epsilons": 0.1}, "offline.epsilons is 0.1, expected a list of numbers from 0 to 1"),
-        ({"episodes": -1, "epsilons": [0.1]}, "offline.episodes is -1, expected a whole number of at least 1"),
-        ({"episodes": 1, "epsilons": [2]}, r"offline.epsilons is \[2\]"),
+        ({"epsilons": None}, "offline.epsilons is None, expected a list"),
+        ({"epsilons": 0.1}, "offline.epsilons is 0.1, expected a list of numbers from 0 to 1"),
+        ({"episodes": -1}, "offline.episodes is -1, expected a whole number of at least 1"),
+        ({"epsilons": [2]}, r"offline.epsilons is \[2\]"),
+        ({"fewer": {"ant": 0}}, "offline.episodes is 0, expected a whole number of at least 1"),
+        ({"fewer": {"aunt": 5}}, r"offline.fewer is \{'aunt': 5\}, expected numbers by environment"),
+        ({"fewer": 5}, "offline.fewer is 5, expected numbers by environment"),
+        ({"more": 5}, "offline.more"),
     ],
 )
 def test_bad_parameters_are_refused(params, message):
     with pytest.raises(ValueError, match=message):
-        offline.read_rule(params)
+        offline.read_rule({"episodes": 10, "fewer": {}, "epsilons": [0.1], **params}, "ant")
+
+
+def test_slow_environments_may_have_fewer_episodes():
+    params = {"episodes": 10, "fewer": {"ant": 5}, "epsilons": [0.1]}
+    assert offline.read_rule(params, "ant").episodes == 5
+    assert offline.read_rule(params, "hopper").episodes == 10
