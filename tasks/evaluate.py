@@ -49,8 +49,8 @@ class Protocol(NamedTuple):
     truth: int  # a robot's on-policy episodes of all targets together, for the truth alone
 
 
-def read_protocol() -> Protocol:
-    """The stage's section of params.yaml."""
+def read_protocol(env: str) -> Protocol:
+    """The stage's section of params.yaml; a robot's runs are no longer than its pool."""
     params = section("evaluate")
     check_names("evaluate", params, set(Protocol._fields))
     for name, least in (("runs", 2), ("episodes", 2), ("match", 1), ("pool", 2), ("truth", 2)):
@@ -59,8 +59,10 @@ def read_protocol() -> Protocol:
             raise ValueError(f"evaluate.{name} is {value!r}, expected a whole number of at least {least}")
     if params["match"] > params["episodes"]:
         raise ValueError(f"evaluate.match is {params['match']}, expected at most {params['episodes']} = episodes")
-    if params["pool"] < params["episodes"]:
-        raise ValueError(f"evaluate.pool is {params['pool']}, expected at least {params['episodes']} = episodes")
+    if params["match"] > params["pool"]:
+        raise ValueError(f"evaluate.pool is {params['pool']}, expected at least {params['match']} = match")
+    if env in environments.ROBOTS:
+        params["episodes"] = min(params["episodes"], params["pool"])
     return Protocol(**params)
 
 
@@ -82,7 +84,7 @@ def points(protocol: Protocol, policies: int) -> Ints:
 
 def prepare(env: str, data: Path) -> tuple[int, Path]:
     """The number of groups and the work folder."""
-    protocol = read_protocol()
+    protocol = read_protocol(env)
     groups, seen = earlier(NEEDS, env, data)
     points(protocol, Inputs(env, 0, data).policies().n_policies)
     return groups, shards.work_folder("evaluate", env, [protocol, behavior_params()[1], seen], data)
@@ -206,7 +208,7 @@ def tick(report: Report, before: int, done: int) -> None:
 def run(env: str, groups: list[int], data: Path) -> Path:
     """One shard's groups; those that are there already are kept."""
     torch.set_num_threads(1)
-    protocol = read_protocol()
+    protocol = read_protocol(env)
     _, work = prepare(env, data)
     robot = env in environments.ROBOTS
     each = len(evaluation.LOGGERS) + 1 if robot else protocol.runs
@@ -246,7 +248,7 @@ def collect(env: str, groups: int, work: Path, data: Path) -> Path:
     folders = [work / name if is_whole(work / name) else work / "whole" / name for name in names]
     if all(map(is_whole, folders)):  # otherwise `shards.collect` says what is missing
         found = [Group.load(folder / "runs.safetensors") for folder in folders]
-        write_metrics(env, read_protocol(), len(found[0].truth), found, out)
+        write_metrics(env, read_protocol(env), len(found[0].truth), found, out)
     shards.collect(out / "runs", groups, work, is_whole)
     return out
 

@@ -38,7 +38,7 @@ def measure(env: str, width: int, groups: int, data: Path) -> Array:
     torch.set_num_threads(1)
     _, rule = targets.read_rule(section("targets"))
     logging = replace(offline.read_rule(section("offline"), env), episodes=EPISODES)
-    protocol = read_protocol()._replace(pool=EPISODES)
+    protocol = read_protocol(env)._replace(pool=EPISODES)
     rule, every = replace(rule, width=width), list(range(groups))
     if not (data / "targets" / env).exists():
         work = targets.work_folder(env, rule, data)

@@ -111,7 +111,7 @@ def test_a_robot_is_described_and_reported(robot_data, capsys):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"pool": 59}, "evaluate.pool is 59, expected at least 60 = episodes"),
+        ({"pool": 29}, "evaluate.pool is 29, expected at least 30 = match"),
         ({"pool": 61}, "evaluate.pool is 61, expected a multiple of 3 policies, 2 each or more"),
         ({"truth": 3}, "evaluate.truth is 3, expected a multiple of 3 policies, 2 each or more"),
         ({"truth": None}, "evaluate.truth is None, expected a whole number of at least 2"),
