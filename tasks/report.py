@@ -1,7 +1,8 @@
 """Stage `report`: the paper's tables and figures for one environment, its numbers beside ours.
 
 `python -m tasks.report --env gridworld-1000` prints what the stage made; `python -m tasks.report --all` joins all
-environments that have been evaluated: one table over all, and Figure 1 with both Gridworlds.
+environments that have been evaluated: one table over all, Figure 1 with both Gridworlds, Figure 2 with the robots, and
+the paper's tables cell by cell.
 """
 
 import argparse
@@ -106,6 +107,28 @@ def episode_rows(metrics: dict[str, Any]) -> list[tuple[str, ...]]:
     return rows
 
 
+def cell_rows(found: list[dict[str, Any]]) -> list[tuple[str, ...]]:
+    """Every cell of the paper's two tables beside ours, header first."""
+    header = ("environment", "estimator", "paper", "ours, mean", "median", "difference")
+    rows = [(*header, "episodes, paper", "ours", "difference")]
+    for metrics in found:
+        env = metrics["env"]
+        for name in PAPER_VARIANCE[env]:
+            if name == "on_policy":
+                continue
+            paper, ours = PAPER_VARIANCE[env][name], metrics["relative_variance"][name]
+            episodes, match = PAPER_EPISODES[env][name], metrics["episodes_to_match"][name]
+            variance = (
+                text(paper),
+                text(ours),
+                text(metrics["relative_variance_median"][name]),
+                f"{ours - paper:+.3f}",
+            )
+            count = (f"{episodes}", f"{match:.0f}", f"{match - episodes:+.0f}")
+            rows.append((title(env), ESTIMATORS[name].label, *variance, *count))
+    return rows
+
+
 def text(x: float | None, digits: int = 3) -> str:
     return "" if x is None else f"{x:.{digits}f}"
 
@@ -151,17 +174,21 @@ def plot_errors(axes: Any, curves: dict[tuple[str, str], Curve], policy: str, ma
 
 
 def draw_errors(envs: list[str], data: Path, path: Path) -> None:
-    """Figure 1: relative error against total episodes, a panel for each environment."""
+    """Figures 1 and 2: relative error against total episodes, a panel for each environment."""
     style()
-    size = (5.6 * len(envs) + 1.6, 4.6)
-    figure, panels = plt.subplots(1, len(envs), figsize=size, squeeze=False, layout="constrained")
-    for env, axes in zip(envs, panels[0], strict=True):
+    columns = min(len(envs), 3)
+    rows = -(-len(envs) // columns)
+    size = (min(5.6, 14 / columns) * columns + 1.6, 4.6 * rows)
+    figure, panels = plt.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained")
+    for axes in panels.flat[len(envs) :]:
+        axes.set_visible(False)
+    for env, axes in zip(envs, panels.flat[: len(envs)], strict=True):
         metrics = read_metrics(env, data)
         plot_errors(axes, read_curves(env, data), "all")
         axes.set_title(f"{title(env)}: {metrics['groups']} groups x {metrics['runs']} runs")
         axes.set_xlabel("total episodes")
         axes.set_ylabel("relative error")
-    panels[0][-1].legend(frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    panels.flat[len(envs) - 1].legend(frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     save(figure, path)
 
 
@@ -221,7 +248,7 @@ def build(env: str, data: Path) -> Path:
 
 
 def build_all(data: Path) -> Path:
-    """One table over all environments that have been evaluated, Figure 1, and the first plan's picture."""
+    """Tables over all environments that have been evaluated, Figures 1 and 2, and the first plan's picture."""
     envs = [env for env in environments.ENVS if (data / "evaluate" / env / "metrics.json").exists()]
     if not envs:
         raise ValueError(f"{data / 'evaluate'}: no metrics.json, expected the stage `evaluate` to have run")
@@ -239,7 +266,10 @@ def build_all(data: Path) -> Path:
     with whole_folder(out) as folder:
         write_table(rows, folder / "relative_variance")
         write_table(episodes, folder / "episodes_to_match")
-        draw_errors(envs, data, folder / "figure_1")
+        write_table(cell_rows(found), folder / "cells")
+        for name, some in (("figure_1", environments.GRIDWORLDS), ("figure_2", environments.ROBOTS)):
+            if shown := [env for env in envs if env in some]:
+                draw_errors(shown, data, folder / name)
         shutil.copyfile(data / "behavior" / envs[0] / "group-00" / "behavior.png", folder / "behavior.png")
     return out
 
@@ -273,7 +303,7 @@ def main(arguments: list[str] | None = None) -> int:
         if args.all:
             out = build_all(args.data)
             print((out / "relative_variance.md").read_text() + "\n" + (out / "episodes_to_match.md").read_text())
-            print(f"Figure: {out / 'figure_1.png'}")
+            print(f"Figures: {', '.join(str(path) for path in sorted(out.glob('figure_*.png')))}")
         else:
             environments.check_env(args.env)
             show(args.env, args.data)

@@ -108,6 +108,20 @@ def test_a_robot_is_described_and_reported(robot_data, capsys):
     assert "Hopper: 2 groups x 3 runs, 3 policies" in capsys.readouterr().out
 
 
+def test_all_robots_are_joined_in_figure_2_and_each_cell_of_the_paper_is_compared(robot_data, capsys):
+    assert report.main(["--all", "--data", str(robot_data)]) == 0
+    out = robot_data / "report" / "all"
+    assert f"Figures: {out / 'figure_2.png'}" in capsys.readouterr().out
+    assert not (out / "figure_1.png").exists()
+    cells = [line.strip("| ").split(" | ") for line in (out / "cells.md").read_text().splitlines()[2:]]
+    metrics = json.loads((robot_data / "evaluate" / ROBOT / "metrics.json").read_text())
+    assert [row[1] for row in cells] == ["MPE", "ODI", "SON", "SODI"]
+    mpe, match = metrics["relative_variance"]["mpe"], metrics["episodes_to_match"]["mpe"]
+    median = metrics["relative_variance_median"]["mpe"]
+    difference = [f"{mpe - 0.114:+.3f}", "115", f"{match:.0f}", f"{match - 115:+.0f}"]
+    assert cells[0] == ["Hopper", "MPE", "0.114", f"{mpe:.3f}", f"{median:.3f}", *difference]
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -1,0 +1,73 @@
+"""What a robot's whole chain costs, from one group of it: `python -m benchmarks.robots_time hopper ant`, all by default.
+
+Each stage is run for one group by params.yaml, `targets` also for the groups of larger shards, which it trains as one
+batch. From these shard times: 30 groups on 2, 16 and 128 cores, where a shard is 15, 2 and 1 groups. CPU time of all
+threads, which other work on the machine disturbs less; starting the stages comes on top (`pipeline_overhead`).
+"""
+
+import resource
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from benchmarks.show import show
+from manyfold import environments
+from tasks import behavior, evaluate, offline, q, q_hat, targets
+from tasks.params import section
+
+GROUPS = 30
+CORES = {2: 15, 16: 2, 128: 1}  # and the groups of the largest shard
+
+
+def spent(work: Callable[[], object]) -> float:
+    start = time.process_time()
+    work()
+    return time.process_time() - start
+
+
+def train(env: str, groups: int, data: Path) -> float:
+    """Seconds for the stage `targets`."""
+    _, rule = targets.read_rule(section("targets"))
+    work = targets.work_folder(env, rule, data)
+    seconds = spent(lambda: targets.train_shard(env, list(range(groups)), rule, work))
+    targets.collect(env, groups, work, data)
+    return seconds
+
+
+def stages(env: str, data: Path) -> dict[str, float]:
+    """Seconds of one group in each stage after `targets`."""
+    torch.set_num_threads(1)
+    found = {}
+    for stage in (offline, q, q_hat, behavior, evaluate):
+        name = stage.__name__.removeprefix("tasks.")
+
+        def run(stage: object = stage) -> None:
+            stage.collect(env, 1, stage.run(env, [0], data), data)  # type: ignore[attr-defined]
+
+        found[name] = spent(run)
+    return found
+
+
+def main(envs: list[str]) -> None:
+    rows = []
+    for env in envs:
+        with tempfile.TemporaryDirectory() as folder:
+            training = {groups: train(env, groups, Path(folder) / str(groups)) for groups in CORES.values()}
+            data = Path(folder) / "1"
+            each = stages(env, data)
+            size = sum(path.stat().st_size for path in data.rglob("*") if path.is_file()) * GROUPS / 2**30
+        total = {cores: training[groups] + groups * sum(each.values()) for cores, groups in CORES.items()}
+        minutes = (f"{seconds / 60:.0f} min" for seconds in total.values())
+        parts = ", ".join(f"{name} {seconds:.0f}" for name, seconds in each.items())
+        rows.append((env, f"targets {training[1]:.0f}, {parts}", *minutes, f"{size:.1f} GiB"))
+    header = ("", "seconds of one group", *(f"{cores} cores" for cores in CORES), "disk")
+    show(f"{GROUPS} groups of a robot, from the time of one", header, rows)
+    print(f"Peak memory of a shard: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.1f} GiB")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:] or list(environments.ROBOTS))
