@@ -1,4 +1,4 @@
-"""What a robot's whole chain costs, from one group of it: `python -m benchmarks.robots_time hopper ant`, all by default.
+"""What a robot's chain costs, from one group of it: `python -m benchmarks.robots_time hopper ant`, all by default.
 
 Each stage is run for one group by params.yaml, `targets` also for the groups of larger shards, which it trains as one
 batch. From these shard times: 30 groups on 2, 16 and 128 cores, where a shard is 15, 2 and 1 groups. CPU time of all
