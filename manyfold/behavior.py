@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from manyfold import exact, similarity
-from manyfold.fqe import Bounds, Weights
+from manyfold.fqe import Bounded, Weights
 from manyfold.mdp import Array, Ints
 from manyfold.networks import NetworkPolicySet
 from manyfold.values import ValueNets
@@ -111,7 +111,13 @@ class Behavior:
 
 
 def plan_weights(behavior: Behavior) -> Weights:
-    """pi_k^2 / mu: next weights with which `fqe.fit` finds the second moment of the PDIS return under mu."""
+    """pi_k^2 / mu: next weights with which `fqe.fit` finds the second moment of the PDIS return under mu.
+
+    Where states are not cells, the moment is kept between q^2 and MOST q_hat. The lower bound holds for any second
+    moment. The upper one says that a state is lost for sharing, without saying how far: logged data go where some
+    target hardly shares an action with the others, and moments grow there with every step. Nets, unlike tables, would
+    carry that to all other states.
+    """
 
     def weights(pi: Array, mu: Array) -> Array:
         return np.divide(pi**2, mu, out=np.zeros_like(pi), where=np.broadcast_to(mu > 0, pi.shape))
@@ -121,26 +127,9 @@ def plan_weights(behavior: Behavior) -> Weights:
         table = weights(fitted.policies, mu).astype(np.float32)
         return lambda states, t: table[:, t, states[:, 0].astype(np.int64)]
 
-    def at(states: NDArray[np.float32], t: Ints) -> Array:
+    def at(states: NDArray[np.float32], t: Ints) -> Bounded:
         fitted = behavior.fitted(states, t)
-        return weights(fitted.policies, behavior.design(fitted))
-
-    return at
-
-
-def plan_bounds(behavior: Behavior) -> Bounds | None:
-    """q^2 and MOST q_hat, between which the second moment under mu is kept; None where states are cells.
-
-    The lower one holds for any second moment. The upper one says that a state is lost for sharing, without saying how
-    far: logged data go where some target hardly shares an action with the others, and moments grow there with every
-    step. Nets, unlike tables, would carry that to all other states.
-    """
-    if behavior.policies.spec.n_cells:
-        return None
-
-    def at(states: NDArray[np.float32], t: Ints) -> tuple[Array, Array]:
-        _, q, q_hat = behavior.fitted(states, t)
-        return q**2, MOST * q_hat
+        return Bounded(weights(fitted.policies, behavior.design(fitted)), fitted.q**2, MOST * fitted.q_hat)
 
     return at
 

@@ -38,8 +38,21 @@ CHECKS = 50  # of the held-out error in a fit
 MOST_KNOWN = 2**27  # next weights that are computed once and kept, instead of anew in every pass
 
 Reward = Callable[[Batch], NDArray[Any]]  # -> [K, N]
-Weights = Callable[[NDArray[np.float32], Ints], NDArray[Any]]  # (states [N, width], t [N]) -> [K, N, A]
-Bounds = Callable[[NDArray[np.float32], Ints], tuple[NDArray[Any], NDArray[Any]]]  # the same -> lowest and highest
+
+
+class Bounded(NamedTuple):
+    """Next weights, and between what the function is known to lie at the next states; `[K, N, A]` each.
+
+    Where weights sum to more than 1, a net's error at states that are seldom seen is amplified by every step back, and
+    would run away: next values are kept inside.
+    """
+
+    weights: NDArray[Any]
+    low: NDArray[Any]
+    high: NDArray[Any]
+
+
+Weights = Callable[[NDArray[np.float32], Ints], NDArray[Any] | Bounded]  # (states [N, width], t [N]) -> [K, N, A]
 
 
 @dataclass(frozen=True)
@@ -110,18 +123,15 @@ def fit(
     progress: Callable[[Check, int], None] = lambda check, updates: None,
     state: Path | None = None,
     save_every: float = 5.0,
-    bounds: Bounds | None = None,
 ) -> Fit:
     """Fits K functions at once.
 
     Args:
-        bounds: what the function is known to lie between; next values are kept inside. Where weights sum to more than
-            1, a net's error at states that are seldom seen is amplified by every step back, and would run away.
         progress: sees every check of the held-out error, and the number of updates in all.
         state: file in which an unfinished fit is saved, every `save_every` seconds; one that is there is gone on with,
             to the same numbers.
     """
-    work = _Work(data, reward, weights, int(rng.integers(2**62)), config, n_cells, bounds)
+    work = _Work(data, reward, weights, int(rng.integers(2**62)), config, n_cells)
     if state is not None and state.exists():
         work.load(state)
     saved = time.monotonic()
@@ -145,10 +155,8 @@ class _Work:
         seed: int,
         config: Config,
         n_cells: int,
-        bounds: Bounds | None = None,
     ) -> None:
         self.data, self.reward, self.weights, self.seed, self.config = data, reward, weights, seed, config
-        self.bounds = bounds
         first = next(iter(data.batches(8192, np.random.default_rng([seed, 0]), "train")))
         self.nets = _initialise(data, reward(first), first, n_cells, config, np.random.default_rng([seed, 1]))
         shape, flat = self.nets.shape, self.nets.flat
@@ -169,11 +177,12 @@ class _Work:
         horizon, scale = self.nets.shape.horizon, self.nets.scale
         goes_on = ~batch.terminated & (batch.t < horizon - 1)
         after = _after(batch, horizon)
-        next_weights = torch.from_numpy(np.asarray(self.weights(batch.next_state, after), np.float32))
+        found = self.weights(batch.next_state, after)
+        pi, *ends = found if isinstance(found, Bounded) else (found, None, None)
+        next_weights = torch.from_numpy(np.asarray(pi, np.float32))
         now = torch.from_numpy(np.array(self.reward(batch), dtype=np.float32)) / scale[:, None]
-        low, high = self.bounds(batch.next_state, after) if self.bounds else (None, None)
-        ends = (None if x is None else torch.from_numpy(x).float() / scale[:, None, None] for x in (low, high))
-        return Known(now, next_weights * torch.from_numpy(goes_on)[:, None], *ends)
+        low, high = (None if x is None else torch.from_numpy(x).float() / scale[:, None, None] for x in ends)
+        return Known(now, next_weights * torch.from_numpy(goes_on)[:, None], low, high)
 
     def know_all(self) -> Known | None:
         """`known` of all rows to train with, if that fits into memory: policies are slow to evaluate."""

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from manyfold.behavior import Behavior, plan_bounds, plan_weights, predict, similar
+from manyfold.behavior import Behavior, plan_weights, predict, similar
 from manyfold.export import Exporter, sha256
-from manyfold.fqe import Bounds, Config, Reward, Weights
+from manyfold.fqe import Config, Reward, Weights
 from manyfold.values import ValueNets
 from tasks.figures import plt, style
 from tasks.fits import FitStage, Inputs, read_config
@@ -48,11 +48,6 @@ def design(inputs: Inputs) -> Behavior:
 def problem(inputs: Inputs) -> tuple[Reward, Weights]:
     """r_hat; weights pi^2 / mu."""
     return moment_reward(inputs), plan_weights(design(inputs))
-
-
-def bounds(inputs: Inputs) -> Bounds | None:
-    """Between which m is kept."""
-    return plan_bounds(design(inputs))
 
 
 def verdict(relative: np.ndarray, total: float, names: tuple[str, ...]) -> str:
@@ -147,7 +142,7 @@ def draw(about: dict[str, Any], path: Path) -> None:
     plt.close(figure)
 
 
-STAGE = FitStage("behavior", ("targets", "offline", "q", "q_hat"), problem, "m", params, finish, True, bounds)
+STAGE = FitStage("behavior", ("targets", "offline", "q", "q_hat"), problem, "m", params, finish, True)
 prepare, run, collect = STAGE.prepare, STAGE.run, STAGE.collect
 
 

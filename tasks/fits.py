@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from manyfold import environments
-from manyfold.fqe import Bounds, Config, Diverged, Reward, Weights, fit
+from manyfold.fqe import Config, Diverged, Reward, Weights, fit
 from manyfold.networks import NetworkPolicySet
 from manyfold.streams import stream
 from manyfold.transitions import Transitions
@@ -44,11 +44,6 @@ class Inputs:
         return ValueNets.load(self.folder(stage) / f"{stage}.safetensors")[0]
 
 
-def no_bounds(inputs: Inputs) -> Bounds | None:
-    """Nothing is known of the function beforehand."""
-    return None
-
-
 def no_more(inputs: Inputs, nets: ValueNets | None, folder: Path) -> None:
     """Nothing beside the fit itself; without one there is nothing at all."""
 
@@ -65,7 +60,6 @@ class FitStage:
         params: the hyperparameters of the fit, and whatever else the result depends on.
         finish: writes what else belongs to the group's folder.
         may_diverge: a fit that ran away is a result too, `finish` gets None; otherwise it ends the stage.
-        bounds: between which the fitted function is known to lie.
     """
 
     name: str
@@ -75,7 +69,6 @@ class FitStage:
     params: Callable[[], tuple[Config, object]]
     finish: Callable[[Inputs, ValueNets | None, Path], None] = no_more
     may_diverge: bool = False
-    bounds: Callable[[Inputs], Bounds | None] = no_bounds
 
     def prepare(self, env: str, data: Path) -> tuple[int, Path]:
         """The number of groups and the work folder."""
@@ -110,7 +103,6 @@ class FitStage:
                         cells,
                         progress,
                         state,
-                        bounds=self.bounds(inputs),
                     )
                     about |= found.curves[-1]._asdict()
                 except Diverged as error:

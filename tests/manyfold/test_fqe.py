@@ -138,7 +138,11 @@ def test_vectors_as_states(tmp_path):
     assert relative_error(table, exact.action_values(mdp, policies), visits(mdp, policies)) < 0.08
 
 
-def chain(path, **options):
+def ones(states, t):
+    return np.ones((1, len(states), 1))
+
+
+def chain(path, weights=ones):
     """Two steps, one action, reward 1: q is 2, then 1; as vectors, a little."""
     n = 400
     with Writer(path, About("test", 2, 1, 1, 0)) as writer:
@@ -156,8 +160,7 @@ def chain(path, **options):
             }
         )
     config = dataclasses.replace(QUICK, hidden=8, updates_per_step=150, batch=64)
-    weights = lambda states, t: np.ones((1, len(states), 1))  # noqa: E731
-    return fqe.fit(Transitions(path), plain(1), weights, np.random.default_rng(0), config, **options)
+    return fqe.fit(Transitions(path), plain(1), weights, np.random.default_rng(0), config)
 
 
 def test_what_is_kept_of_the_rows_changes_no_number(tmp_path, monkeypatch):
@@ -173,10 +176,7 @@ def test_what_is_kept_of_the_rows_changes_no_number(tmp_path, monkeypatch):
 def test_next_values_are_kept_inside_their_bounds(tmp_path, monkeypatch, low, high, first, most):
     """The last step's q is 1: what is carried back to the first one is that, or the bound in its way."""
     monkeypatch.setattr(fqe, "MOST_KNOWN", most)
-    found = chain(
-        tmp_path / "a.parquet",
-        bounds=lambda states, t: (np.full((1, len(states), 1), low), np.full((1, len(states), 1), high)),
-    )
+    found = chain(tmp_path / "a.parquet", lambda s, t: fqe.Bounded(ones(s, t), low * ones(s, t), high * ones(s, t)))
     np.testing.assert_allclose(found.nets.predict([[0], [1]], [0, 1])[0, :, 0], [first, 1], atol=0.05)
 
 

@@ -6,7 +6,7 @@ import torch
 from scipy.stats import norm
 
 from manyfold import evaluation, slots
-from manyfold.behavior import FLOOR, MOST, Behavior, plan_bounds
+from manyfold.behavior import FLOOR, MOST, Behavior, plan_weights
 from manyfold.evaluation import ESTIMATORS, LOGGERS
 from manyfold.networks import NetworkPolicySet, Spec
 from manyfold.robots import Robot
@@ -205,7 +205,9 @@ def test_every_estimator_is_unbiased():
 def test_the_second_moment_under_mu_is_kept_between_q_squared_and_a_multiple_of_q_hat():
     behavior = make("hopper").behavior
     states, t = np.random.default_rng(0).standard_normal((5, 13)).astype(np.float32), np.arange(5)
-    low, high = plan_bounds(behavior)(states, t)
+    weights, low, high = plan_weights(behavior)(states, t)
+    fitted = behavior.fitted(states, t)
+    np.testing.assert_allclose(weights, fitted.policies**2 / behavior.design(fitted), rtol=1e-9)
     for i in range(5):
         for k in range(K):
             q, q_hat = (value_row(nets, k, states[i], t[i]) for nets in (behavior.q, behavior.q_hat))
