@@ -23,7 +23,7 @@ from tasks.figures import plt, style
 from tasks.files import whole
 from tasks.fits import Inputs
 
-EPISODES = 1000  # on-policy, of each group
+EPISODES = 300  # on-policy, of each group
 CLASSES = 20  # of q in the picture
 
 
