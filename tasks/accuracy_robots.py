@@ -1,8 +1,10 @@
 """How good a robot's fits are, where no exact value exists: `python -m tasks.accuracy --env hopper`.
 
 For each group: q and q_hat against the rest of the return and its square, from the same (t, s, a), in on-policy
-episodes of their own; and the relative variance that was predicted for every policy beside the one measured in the
-pool. A picture: learning curves, q against returns, predicted against measured.
+episodes of their own; how much of the return's variance is left there with q as a baseline, which is the part that no
+choice of actions explains, and below a K-th of which sharing cannot get; and the relative variance that was predicted
+for every policy beside the one measured in the pool. A picture: learning curves, q against returns, predicted against
+measured.
 """
 
 import json
@@ -41,6 +43,7 @@ class Group(NamedTuple):
     q: Fit
     q_hat: Fit
     curves: tuple[list[Check], list[Check]]
+    left: Array  # variance of on-policy returns with q as a baseline over that of the plain ones, [K]
     visited: tuple[Array, Array]  # q of (t, s, a), and the rest of the return from there
     plan: tuple[Array, Array]  # measured and predicted relative variance, [K] each
 
@@ -63,6 +66,14 @@ def against(fitted: Array, found: Array, policy: Ints, policies: int) -> Fit:
     return Fit(*np.array(out).T)
 
 
+def left(rows: Steps, policy: Ints, q: Array, v: Array, policies: int) -> Array:
+    """Of whole on-policy episodes of each policy: Var(sum_t r + v - q) / Var(sum_t r)."""
+    _, first, number = np.unique(rows.episode, return_index=True, return_inverse=True)
+    own = policy[first]
+    plain, baseline = (np.bincount(number, weights=x) for x in (rows.reward, rows.reward + v - q))
+    return np.array([baseline[own == k].var(ddof=1) / plain[own == k].var(ddof=1) for k in range(policies)])
+
+
 def measure(env: str, group: int, data: Path) -> Group:
     """One group's fits against on-policy episodes, and its plan against its pool."""
     inputs = Inputs(env, group, data)
@@ -70,12 +81,15 @@ def measure(env: str, group: int, data: Path) -> Group:
     policies = robot.behavior.policies.n_policies
     rng = stream("accuracy", env, group)
     world = slots.fill(env, robot.companion, EPISODES, rng)
-    found = []
+    found, steps = [], []
     for rows in slots.blocks(slots.play(world, EPISODES, robot.chooser("targets"), rng), EPISODES, slots.BLOCK):
         own = rows.episode % policies, np.arange(len(rows.t)), rows.action
         fitted = robot.behavior.fitted(rows.state, rows.t)
-        found.append((own[0], fitted.q[own], fitted.q_hat[own], rests(rows)))
-    policy, q, q_hat, rest = (np.concatenate(x) for x in zip(*found, strict=True))
+        v = (fitted.policies * fitted.q).sum(-1)[own[:2]]
+        found.append((own[0], fitted.q[own], fitted.q_hat[own], rests(rows), v))
+        steps.append(rows)
+    policy, q, q_hat, rest, v = (np.concatenate(x) for x in zip(*found, strict=True))
+    whole_rows = Steps._make(np.concatenate(x) for x in zip(*steps, strict=True))
     variances = Runs.load(data / "evaluate" / env / "runs" / inputs.folder("q").name / "runs.safetensors").variances
     measured = variances[0, list(ESTIMATORS).index("mpe")] / variances[0, 0]
     predicted = json.loads((inputs.folder("behavior") / "behavior.json").read_text())["predicted_relative_variance"]
@@ -83,6 +97,7 @@ def measure(env: str, group: int, data: Path) -> Group:
         against(q, rest, policy, policies),
         against(q_hat, rest**2, policy, policies),
         tuple(ValueNets.load(inputs.folder(stage) / f"{stage}.safetensors")[1] for stage in ("q", "q_hat")),
+        left(whole_rows, policy, q, v, policies),
         (q, rest),
         (measured, np.array(predicted, dtype=float)),
     )
@@ -99,6 +114,7 @@ def rows_of(groups: list[Group]) -> dict[str, Array]:
         out[f"{name}: slope (calibrated: 1)"] = np.concatenate([fit.slope for fit in fits])
         i = ("q", "q_hat").index(name)
         out[f"{name}: held-out Bellman error, scaled"] = np.array([group.curves[i][-1].held_out for group in groups])
+    out["q as a baseline: variance left"] = np.concatenate([group.left for group in groups])
     out["MPE, measured"] = np.concatenate([group.plan[0] for group in groups])
     out["MPE, predicted"] = np.concatenate([group.plan[1] for group in groups])
     return out

@@ -29,8 +29,8 @@ from tasks.params import ROOT, section
 from tasks.report import PAPER_VARIANCE, markdown, title
 from tasks.shards import group_name, whole_folder, work_folder
 
-WIDTHS = (16_000, 8_500, 5_000, 2_500, 1_000)  # the longest first, so that cores end at the same time
-EPISODES = 1000  # offline, and of each set of loggers online
+WIDTHS = (16_000, 8_500, 4_000, 1_000)  # the longest first, so that cores end at the same time
+EPISODES = 600  # offline, and of each set of loggers online
 
 
 def measure(env: str, width: int, groups: int, data: Path) -> Array:
@@ -106,7 +106,7 @@ def main(arguments: list[str] | None = None) -> int:
         f"are: widths of {', '.join(f'{width:,}' for width in WIDTHS)} training steps.",
     )
     parser.add_argument("--env", default="hopper", help=f"one of {', '.join(environments.ROBOTS)} (default hopper)")
-    parser.add_argument("--groups", type=int, default=4, help="groups of each width (default 4)")
+    parser.add_argument("--groups", type=int, default=3, help="groups of each width (default 3)")
     parser.add_argument("--workers", type=int, default=2, help="widths at once (default 2)")
     parser.add_argument("--data", type=Path, default=ROOT / "data", help="folder of all data (default data)")
     args = parser.parse_args(arguments)

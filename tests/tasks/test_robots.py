@@ -158,6 +158,11 @@ def test_the_rest_of_the_return_and_a_fit_against_it_by_hand():
     zeros = np.zeros(6)
     rows = Steps(zeros, zeros, zeros, zeros, np.array([1.0, 2, 3, 4, 5, 6]), zeros, ends, ~ends & False, zeros, zeros)
     np.testing.assert_array_equal(accuracy_robots.rests(rows), [6, 5, 3, 4, 11, 6])
+    episodes = rows._replace(episode=np.array([0, 0, 0, 1, 2, 2]), reward=np.array([1.0, 2, 3, 4, 5, 6]))
+    v, q = np.array([0.0, 0, 0, 0, 1, 0]), np.array([0.0, 1, 0, 0, 0, 0])
+    # returns 6, 4, 11 and with the baseline 5, 4, 12
+    one = accuracy_robots.left(episodes, np.zeros(6, dtype=int), q, v, 1)
+    np.testing.assert_allclose(one, np.var([5, 4, 12]) / np.var([6, 4, 11]))
     policy, found = np.repeat([0, 1], 4), np.array([1.0, 3, 5, 7, 2, 0, 2, 0])
     fit = accuracy_robots.against(np.r_[found[:4] * 2 + 1, 3.0, 1, 3, 1], found, policy, 2)
     np.testing.assert_allclose(fit.correlation, [1, 1])
