@@ -20,6 +20,7 @@ from rich.table import Table
 from manyfold import environments, evaluation, stats
 from manyfold.evaluation import ESTIMATORS
 from manyfold.mdp import Array
+from manyfold.targets import draw as draw_plan
 from tasks import offline, q, q_hat, targets
 from tasks.evaluate import kept, log_pool, read_protocol, read_robot
 from tasks.figures import COLOURS, MARKERS, plt, save, style
@@ -29,7 +30,7 @@ from tasks.params import ROOT, section
 from tasks.report import PAPER_VARIANCE, markdown, title
 from tasks.shards import group_name, whole_folder, work_folder
 
-WIDTHS = (16_000, 8_500, 4_000, 1_000)  # the longest first, so that cores end at the same time
+WIDTHS = (16_000, 8_500, 4_000, 2_500)  # the longest first, so that cores end at the same time
 EPISODES = 600  # offline, and of each set of loggers online
 
 
@@ -117,6 +118,8 @@ def main(arguments: list[str] | None = None) -> int:
             if getattr(args, name) < 1:
                 raise ValueError(f"--{name} is {getattr(args, name)}, expected a whole number of at least 1")
         _, rule = targets.read_rule(section("targets"))
+        for width in WIDTHS:  # one that is too small for K checkpoints is refused now, not after hours
+            draw_plan(replace(rule, width=width), args.env, 0)
         seen = [section(stage) for stage in ("targets", "offline", "q", "q_hat", "behavior", "evaluate")]
         with ProcessPoolExecutor(args.workers) as workers:
             folders = {w: work_folder("sensitivity", args.env, [w, args.groups, seen], args.data) for w in WIDTHS}

@@ -52,6 +52,13 @@ def test_every_estimator_is_measured_at_every_width(small, tmp_path, capsys):
         assert found[group, mpe] == pytest.approx(shared.sum() / np.sum(alone))
 
 
+def test_a_width_that_holds_too_few_checkpoints_is_refused_before_any_work(small, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(sensitivity, "WIDTHS", (1600, 100))
+    assert sensitivity.main(["--env", ENV, "--data", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.startswith("sensitivity: targets.width 100 holds")
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
