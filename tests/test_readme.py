@@ -27,10 +27,17 @@ def test_its_python_example_runs_and_estimates_every_policy():
         "select/grid.md",
         "accuracy/gridworld-1000.md",
         "accuracy/gridworld-27000.md",
+        "accuracy/hopper.md",
+        "sensitivity/hopper.md",
     ],
 )
 def test_its_tables_are_those_that_commands_wrote(table):
     assert (ROOT / "data" / table).read_text().strip() in README
+
+
+def test_the_page_about_the_paper_has_every_cell():
+    page = (ROOT / "docs" / "reproducing.md").read_text()
+    assert (ROOT / "data" / "report" / "all" / "cells.md").read_text().strip() in page
 
 
 def test_its_pictures_are_there():
