@@ -36,6 +36,8 @@ def test_the_papers_order_holds(path):
     assert variance["mpe"] < variance["odi"] < variance["on_policy"] == 1
     assert min(variance["son"], variance["sodi"]) > variance["mpe"]
     assert median["mpe_baseline"] < median["mpe"]
+    if path.parent.name in environments.GRIDWORLDS:  # where no single episode makes the mean
+        assert variance["mpe_baseline"] < variance["mpe"] < min(variance["son"], variance["sodi"]) / 5
 
 
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.parent.name)
