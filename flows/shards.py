@@ -30,7 +30,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from flows import PARENT
+from flows import CHILD, PARENT, parent
 from flows.processes import child
 from flows.server import joined_server
 from manyfold import environments
@@ -131,7 +131,7 @@ def run_stage(name: str, stage: Stage, unit: str, env: str, data: Path, workers:
 
 def end_without_dvc() -> None:
     """Ends if DVC started this stage and is gone: whoever starts it again starts the stage again."""
-    if "DVC_STAGE" in os.environ and os.getppid() != PARENT:
+    if "DVC_STAGE" in os.environ and parent(CHILD) != PARENT:
         os._exit(3)
 
 

@@ -25,7 +25,6 @@ from manyfold.mdp import Array, FiniteMDP
 from manyfold.values import Check, ValueNets
 from tasks import accuracy_robots
 from tasks.behavior import design
-from tasks.figures import plt, style
 from tasks.files import whole
 from tasks.fits import Inputs
 from tasks.params import ROOT
@@ -92,34 +91,13 @@ def measure(env: str, group: int, data: Path) -> Group:
 
 def draw(groups: list[Group], path: Path) -> None:
     """Held-out errors of all groups, the first group's q against the exact one, predicted variances of all groups."""
-    style()
-    figure, panels = plt.subplots(2, 2, figsize=(11, 8), layout="constrained")
-    panels = panels.ravel()
-    for axes, i, name in ((panels[0], 0, "q"), (panels[1], 1, "q_hat")):
-        for group in groups:
-            checks = group.curves[i]
-            axes.plot([c.update for c in checks], [c.held_out for c in checks], color="#0072B2", alpha=0.3, linewidth=1)
-        axes.set_yscale("log")
-        axes.set_xlabel("updates")
-        axes.set_title(f"{name}: held-out Bellman error, {len(groups)} groups")
-        true, fitted = groups[0].visited
-    panels[2].scatter(true, fitted, s=4, alpha=0.3, color="#D55E00", linewidths=0)
-    panels[2].plot([true.min(), true.max()], [true.min(), true.max()], color="#000000", linewidth=0.8)
-    panels[2].set_xlabel("exact q")
-    panels[2].set_ylabel("fitted q")
-    panels[2].set_title("q of group 0, where its targets are")
-    true, predicted = (np.concatenate([group.plan[i] for group in groups]) for i in (0, 1))
-    panels[3].scatter(true, predicted, s=8, alpha=0.5, color="#009E73", linewidths=0)
-    ends = [min(true.min(), predicted.min()), max(true.max(), predicted.max())]
-    panels[3].plot(ends, ends, color="#000000", linewidth=0.8)
-    panels[3].set_xscale("log")
-    panels[3].set_yscale("log")
-    panels[3].set_xlabel("exact relative variance of the fitted mu")
-    panels[3].set_ylabel("predicted before any episode")
-    panels[3].set_title(f"MPE's relative variance, {len(true)} policies")
-    with whole(path) as part:
-        figure.savefig(part, format="png", dpi=120)
-    plt.close(figure)
+    true, fitted = groups[0].visited
+    with accuracy_robots.four_panels(groups, "exact relative variance of the fitted mu", path) as axes:
+        axes.scatter(true, fitted, s=4, alpha=0.3, color="#D55E00", linewidths=0)
+        axes.plot([true.min(), true.max()], [true.min(), true.max()], color="#000000", linewidth=0.8)
+        axes.set_xlabel("exact q")
+        axes.set_ylabel("fitted q")
+        axes.set_title("q of group 0, where its targets are")
 
 
 def rows_of(groups: list[Group]) -> dict[str, Array]:

@@ -8,6 +8,8 @@ measured.
 """
 
 import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -127,6 +129,13 @@ def off(groups: list[Group]) -> Array:
 
 def draw(groups: list[Group], path: Path) -> None:
     """Held-out errors of all groups, q of all groups against returns, predicted against measured variances."""
+    with four_panels(groups, "measured relative variance", path) as axes:
+        draw_returns(axes, groups)
+
+
+@contextmanager
+def four_panels(groups: Sequence[Any], truth: str, path: Path) -> Iterator[Any]:
+    """Learning curves of q and q_hat, a panel for the caller, and predicted variances against `truth`."""
     style()
     figure, panels = plt.subplots(2, 2, figsize=(11, 8), layout="constrained")
     panels = panels.ravel()
@@ -137,16 +146,16 @@ def draw(groups: list[Group], path: Path) -> None:
         axes.set_yscale("log")
         axes.set_xlabel("updates")
         axes.set_title(f"{name}: held-out Bellman error, {len(groups)} groups")
-    draw_returns(panels[2], groups)
-    measured, predicted = (np.concatenate([group.plan[i] for group in groups]) for i in (0, 1))
-    panels[3].scatter(measured, predicted, s=8, alpha=0.5, color="#009E73", linewidths=0)
-    ends = [np.nanmin([measured, predicted]), np.nanmax([measured, predicted])]
+    yield panels[2]
+    known, predicted = (np.concatenate([group.plan[i] for group in groups]) for i in (0, 1))
+    panels[3].scatter(known, predicted, s=8, alpha=0.5, color="#009E73", linewidths=0)
+    ends = [np.nanmin([known, predicted]), np.nanmax([known, predicted])]
     panels[3].plot(ends, ends, color="#000000", linewidth=0.8)
     panels[3].set_xscale("log")
     panels[3].set_yscale("log")
-    panels[3].set_xlabel("measured relative variance")
+    panels[3].set_xlabel(truth)
     panels[3].set_ylabel("predicted before any episode")
-    panels[3].set_title(f"MPE's relative variance, {len(measured)} policies")
+    panels[3].set_title(f"MPE's relative variance, {len(known)} policies")
     with whole(path) as part:
         figure.savefig(part, format="png", dpi=120)
     plt.close(figure)

@@ -52,7 +52,14 @@ class Protocol(NamedTuple):
 def read_protocol(env: str) -> Protocol:
     """The stage's section of params.yaml; a robot's runs are no longer than its pool."""
     params = section("evaluate")
-    check_names("evaluate", params, set(Protocol._fields))
+    check_names("evaluate", params, {*Protocol._fields, "more"})
+    more = params["more"]
+    fits = isinstance(more, dict) and more.keys() <= set(environments.ROBOTS)
+    if not fits or not all(isinstance(x, dict) and x.keys() <= {"pool", "truth"} for x in more.values()):
+        raise ValueError(
+            f"evaluate.more is {more!r}, expected pool and truth by robot, such as {{ant: {{truth: 3000}}}}"
+        )
+    params = {**{name: params[name] for name in Protocol._fields}, **more.get(env, {})}
     for name, least in (("runs", 2), ("episodes", 2), ("match", 1), ("pool", 2), ("truth", 2)):
         value = params[name]
         if isinstance(value, bool) or not isinstance(value, int) or value < least:

@@ -79,7 +79,15 @@ def tiny(folder):
     params["targets"] = {"groups": 3, "policies": 3, "start": [600, 900], "width": 700, "history": 3}
     params["offline"] |= {"episodes": 60, "fewer": {}}
     params["q"] = params["q_hat"] = params["behavior"]["fit"] = {**params["q"], "updates_per_step": 5}
-    params["evaluate"] = {**params["evaluate"], "runs": 2, "episodes": 60, "match": 30, "pool": 60, "truth": 60}
+    params["evaluate"] = {
+        **params["evaluate"],
+        "runs": 2,
+        "episodes": 60,
+        "match": 30,
+        "pool": 60,
+        "truth": 60,
+        "more": {},
+    }
     (folder / "params.yaml").write_text(yaml.safe_dump(params))
     project = Project(folder)
     project.run("git", "init", "-q")

@@ -18,12 +18,12 @@ FIT = {
     "patience": 20,
 }
 
-EVALUATE = {"runs": 4, "episodes": 600, "match": 300, "pool": 600, "truth": 300}
+EVALUATE = {"runs": 4, "episodes": 600, "match": 300, "pool": 600, "truth": 300, "more": {}}
 
 
 ROBOT = "hopper"
 ROBOT_FIT = {**FIT, "hidden": 16, "updates_per_step": 5}
-ROBOT_EVALUATE = {"runs": 3, "episodes": 60, "match": 30, "pool": 90, "truth": 30}
+ROBOT_EVALUATE = {"runs": 3, "episodes": 60, "match": 30, "pool": 30, "truth": 30, "more": {ROBOT: {"pool": 90}}}
 
 
 def chain(folder, env, groups, target_rule, offline_rule, fit, protocol):

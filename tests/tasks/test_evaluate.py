@@ -32,7 +32,7 @@ def test_runs_hold_every_estimate_and_the_truth(data):
 
 def test_the_same_seed_gives_the_same_runs(data, monkeypatch):
     monkeypatch.setattr(evaluate, "section", lambda stage: EVALUATE)
-    again = evaluate.evaluate_gridworld(ENV, 0, evaluate.Protocol(**{**EVALUATE, "runs": 2}), data)
+    again = evaluate.evaluate_gridworld(ENV, 0, evaluate.read_protocol(ENV)._replace(runs=2), data)
     np.testing.assert_array_equal(again.estimates, load(data).estimates[:2])
 
 
@@ -80,7 +80,7 @@ def test_the_stage_prints_its_table(data):
         ({"runs": 1}, "evaluate.runs is 1, expected a whole number of at least 2"),
         ({"match": 900}, "evaluate.match is 900, expected at most 600 = episodes"),
         ({"match": 301}, "evaluate.match and evaluate.episodes are 301 and 600, expected multiples of 15"),
-        ({"more": 1}, "params.yaml: evaluate.more is unknown"),
+        ({"less": 1}, "params.yaml: evaluate.less is unknown"),
     ],
 )
 def test_bad_parameters_are_refused_by_name(change, message, monkeypatch, data):

@@ -12,7 +12,7 @@ from tasks import accuracy, accuracy_robots, evaluate, report
 from tasks.evaluate import Protocol
 from tests.tasks.conftest import ROBOT, ROBOT_EVALUATE
 
-PROTOCOL = Protocol(**ROBOT_EVALUATE)
+PROTOCOL = Protocol(runs=3, episodes=60, match=30, pool=90, truth=30)
 
 
 def load(data, group=0):
@@ -125,9 +125,11 @@ def test_all_robots_are_joined_in_figure_2_and_each_cell_of_the_paper_is_compare
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"pool": 29}, "evaluate.pool is 29, expected at least 30 = match"),
-        ({"pool": 61}, "evaluate.pool is 61, expected a multiple of 3 policies, 2 each or more"),
+        ({"more": {"hopper": {"pool": 29}}}, "evaluate.pool is 29, expected at least 30 = match"),
+        ({"more": {"hopper": {"pool": 61}}}, "evaluate.pool is 61, expected a multiple of 3 policies, 2 each or more"),
         ({"truth": 3}, "evaluate.truth is 3, expected a multiple of 3 policies, 2 each or more"),
+        ({"more": {"hopper": {"runs": 9}}}, "evaluate.more is .*, expected pool and truth by robot"),
+        ({"more": {"hoper": {"pool": 90}}}, "evaluate.more is .*, expected pool and truth by robot"),
         ({"truth": None}, "evaluate.truth is None, expected a whole number of at least 2"),
     ],
 )
