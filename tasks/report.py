@@ -188,7 +188,8 @@ def draw_errors(envs: list[str], data: Path, path: Path) -> None:
         axes.set_title(f"{title(env)}: {metrics['groups']} groups x {metrics['runs']} runs")
         axes.set_xlabel("total episodes")
         axes.set_ylabel("relative error")
-    panels.flat[len(envs) - 1].legend(frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    legend = panels.flat[len(envs) - 1].legend(frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    legend.set_in_layout(len(envs) == panels.size)  # in an empty panel it needs no room of its own
     save(figure, path)
 
 
