@@ -18,6 +18,7 @@ import torch
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
+from scipy.stats import spearmanr
 
 from manyfold import environments, exact
 from manyfold.gridworld import Gridworld
@@ -155,6 +156,8 @@ def main(arguments: list[str] | None = None) -> int:
     for most in (0.2, 0.3):
         share = f"{np.mean(off <= most):.1%} of {len(off)}"
         print(f"Predicted relative variance within {most:.0%} of the {truth} one: {share}.")
+    ranks = spearmanr(*(np.concatenate([group.plan[i] for group in groups]) for i in (0, 1)), nan_policy="omit")
+    print(f"Their rank correlation: {ranks.statistic:.2f}.")
     print(f"Figure and table: {path.with_suffix('')}.png, .md")
     return 0
 

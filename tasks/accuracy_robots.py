@@ -119,6 +119,7 @@ def rows_of(groups: list[Group]) -> dict[str, Array]:
     out["q as a baseline: variance left"] = np.concatenate([group.left for group in groups])
     out["MPE, measured"] = np.concatenate([group.plan[0] for group in groups])
     out["MPE, predicted"] = np.concatenate([group.plan[1] for group in groups])
+    out["MPE, predicted over measured"] = out["MPE, predicted"] / out["MPE, measured"]
     return out
 
 

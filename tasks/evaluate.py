@@ -291,6 +291,7 @@ def write_metrics(env: str, protocol: Protocol, policies: int, found: list[Group
         "exact_relative_variance_median": named(known.median),
         "episodes_to_match": named(match, 1),
         "largest_mean_error": named(np.abs(mean / error).max(-1), 2),  # in standard errors, over the policies
+        "values": value_metrics(truth),
     }
     if found[0].truth_error is not None:
         metrics |= {"runs_from": "pool", "pool": protocol.pool, "truth": truth_metrics(found, protocol)}
@@ -312,6 +313,12 @@ def pool_bias(found: list[Group]) -> tuple[Array, Array]:
     errors = np.stack([g.pool[0] - g.truth for g in found])
     squares = np.stack([g.pool[1] ** 2 + g.truth_error**2 for g in found])
     return errors.mean(0), np.sqrt(squares.sum(0)) / len(found)
+
+
+def value_metrics(truth: Array) -> dict[str, float]:
+    """J of all policies, lowest and highest, and how far apart they are in the median group; truth `[G, K]`."""
+    numbers = {"lowest": truth.min(), "highest": truth.max(), "spread": np.median(np.ptp(truth, -1))}
+    return {name: round(float(x), 6) for name, x in numbers.items()}
 
 
 def truth_metrics(found: list[Group], protocol: Protocol) -> dict[str, float]:

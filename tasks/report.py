@@ -129,6 +129,17 @@ def cell_rows(found: list[dict[str, Any]]) -> list[tuple[str, ...]]:
     return rows
 
 
+def policy_rows(found: list[dict[str, Any]], data: Path) -> list[tuple[str, ...]]:
+    """What the policies are worth, how well that is known, and whether the plans' promises were kept, header first."""
+    rows = [("environment", "J", "apart in a group", "truth's error", "MPE expected", "found")]
+    for metrics in found:
+        values, share = metrics["values"], metrics.get("truth", {"share": 0})["share"]
+        apart = f"{values['lowest']:.1f} to {values['highest']:.1f}", f"{values['spread']:.1f}"
+        kept = expected(metrics["env"], data), f"{metrics['relative_variance']['mpe']:.1%}"
+        rows.append((title(metrics["env"]), *apart, f"{share:.0%}", *kept))
+    return rows
+
+
 def text(x: float | None, digits: int = 3) -> str:
     return "" if x is None else f"{x:.{digits}f}"
 
@@ -220,16 +231,20 @@ def draw_policies(env: str, data: Path, path: Path) -> None:
 # --- the stage --------------------------------------------------------------------------------------------------------
 
 
+def expected(env: str, data: Path) -> str:
+    """MPE's relative variance as predicted from logged data alone."""
+    plans = [json.loads(path.read_text()) for path in sorted((data / "behavior" / env).glob("group-*/behavior.json"))]
+    foreseen = [plan["relative_variance"] for plan in plans if plan["relative_variance"] is not None]
+    return f"{np.mean(foreseen):.1%}" if len(foreseen) == len(plans) else "an explosion in some groups instead"
+
+
 def verdict(env: str, data: Path) -> str:
     """What was expected before any online episode, and what was found."""
     found = read_metrics(env, data)
-    plans = [json.loads(path.read_text()) for path in sorted((data / "behavior" / env).glob("group-*/behavior.json"))]
-    foreseen = [plan["relative_variance"] for plan in plans if plan["relative_variance"] is not None]
-    expected = f"{np.mean(foreseen):.1%}" if len(foreseen) == len(plans) else "an explosion in some groups instead"
     mpe, baseline = (found["relative_variance"][name] for name in ("mpe", "mpe_baseline"))
     episodes = found["episodes_to_match"]
     return (
-        f"Expected {expected} of on-policy's variance from logged data alone, found {mpe:.1%}: "
+        f"Expected {expected(env, data)} of on-policy's variance from logged data alone, found {mpe:.1%}: "
         f"{episodes['mpe']:.0f} episodes of one behavior policy match {found['episodes']:,} on-policy ones; "
         f"with q as a baseline {baseline:.1%}, {episodes['mpe_baseline']:.0f} episodes."
     )
@@ -268,6 +283,7 @@ def build_all(data: Path) -> Path:
         write_table(rows, folder / "relative_variance")
         write_table(episodes, folder / "episodes_to_match")
         write_table(cell_rows(found), folder / "cells")
+        write_table(policy_rows(found, data), folder / "policies")
         for name, some in (("figure_1", environments.GRIDWORLDS), ("figure_2", environments.ROBOTS)):
             if shown := [env for env in envs if env in some]:
                 draw_errors(shown, data, folder / name)
@@ -303,7 +319,8 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         if args.all:
             out = build_all(args.data)
-            print((out / "relative_variance.md").read_text() + "\n" + (out / "episodes_to_match.md").read_text())
+            for name in ("relative_variance", "episodes_to_match", "policies"):
+                print((out / f"{name}.md").read_text())
             print(f"Figures: {', '.join(str(path) for path in sorted(out.glob('figure_*.png')))}")
         else:
             environments.check_env(args.env)

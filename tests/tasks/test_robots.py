@@ -113,6 +113,7 @@ def test_all_robots_are_joined_in_figure_2_and_each_cell_of_the_paper_is_compare
     out = robot_data / "report" / "all"
     assert f"Figures: {out / 'figure_2.png'}" in capsys.readouterr().out
     assert not (out / "figure_1.png").exists()
+    assert (out / "policies.md").read_text().splitlines()[2].startswith("| Hopper | ")
     cells = [line.strip("| ").split(" | ") for line in (out / "cells.md").read_text().splitlines()[2:]]
     metrics = json.loads((robot_data / "evaluate" / ROBOT / "metrics.json").read_text())
     assert [row[1] for row in cells] == ["MPE", "ODI", "SON", "SODI"]
