@@ -64,7 +64,10 @@ def read_metrics(env: str, data: Path) -> dict[str, Any]:
     path = data / "evaluate" / env / "metrics.json"
     if not path.exists():
         raise ValueError(f"{path}: no such file, expected the stage `evaluate` to have run")
-    return dict(json.loads(path.read_text()))
+    found = dict(json.loads(path.read_text()))
+    if "values" not in found:
+        raise ValueError(f"{path}: no `values`, expected those of this version; run the stage `evaluate` again")
+    return found
 
 
 def read_curves(env: str, data: Path) -> dict[tuple[str, str], Curve]:

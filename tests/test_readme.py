@@ -24,6 +24,7 @@ def test_its_python_example_runs_and_estimates_every_policy():
     [
         "report/all/relative_variance.md",
         "report/all/episodes_to_match.md",
+        "report/all/policies.md",
         "select/grid.md",
         "accuracy/gridworld-1000.md",
         "accuracy/gridworld-27000.md",
