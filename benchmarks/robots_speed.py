@@ -6,13 +6,13 @@ each, in turns; the best of each, by the clock and by the CPU time of all thread
 disturbs less. Slots wait when no episode is left to begin: counted, neither stepped nor evaluated.
 """
 
-import sys
 import time
 from typing import Any
 
 import numpy as np
 import torch
 
+from benchmarks.robots import asked_for
 from benchmarks.show import show
 from manyfold import evaluation, slots, targets
 from manyfold.behavior import Behavior
@@ -117,4 +117,4 @@ def main(envs: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:] or ["hopper"])
+    main(asked_for("A robot's logged episodes against envpool alone; Hopper by default.", ("hopper",)))

@@ -6,7 +6,6 @@ threads, which other work on the machine disturbs less; starting the stages come
 """
 
 import resource
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.robots import asked_for
 from benchmarks.show import show
 from manyfold import environments
 from tasks import behavior, evaluate, offline, q, q_hat, targets
@@ -70,4 +70,4 @@ def main(envs: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:] or list(environments.ROBOTS))
+    main(asked_for("What a robot's chain costs, from one group of it; all robots by default.", environments.ROBOTS))
