@@ -7,17 +7,18 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 export MLFLOW_DISABLE_TELEMETRY := true
 export DO_NOT_TRACK := 1
 
-.PHONY: main paper report ui worker test test-slow lint format select calibrate bench bench-memory bench-learning clean
+.PHONY: main paper report ui worker test test-slow lint format select calibrate bench bench-memory bench-learning setup clean
 .DEFAULT_GOAL := main
 
 main: .venv/ready
-	$(BIN)/python -m flows.pipeline --env gridworld-1000
+	$(BIN)/python -m flows.pipeline --study gridworld-1000
 
 paper: .venv/ready
 	$(BIN)/python -m flows.pipeline --all
 
 test: lint
-	$(BIN)/python -m pytest
+	$(BIN)/coverage run -m pytest
+	$(BIN)/coverage report
 
 test-slow: .venv/ready
 	HYPOTHESIS_PROFILE=slow $(BIN)/python -m pytest -m "slow or not slow"
@@ -58,8 +59,10 @@ select: .venv/ready
 calibrate: .venv/ready
 	$(BIN)/python -m tasks.calibrate
 
+setup: .venv/ready
+
 clean:
-	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info
+	rm -rf .venv .coverage .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info
 
 .venv/ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; v == (3, 11) or sys.exit(f"make: expected Python 3.11, found {v[0]}.{v[1]}; run make PYTHON=python3.11")'

@@ -7,6 +7,7 @@ for name in (
     "gridworld",
     "exact",
     "ppo_speed",
+    "gradients",
     "fqe_speed",
     "evaluate_speed",
     "robots_speed",

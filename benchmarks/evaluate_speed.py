@@ -13,51 +13,55 @@ import numpy as np
 
 import manyfold  # noqa: F401 - registers the environment
 from benchmarks.show import show
-from manyfold import evaluation, exact
-from manyfold.evaluation import Tables
-from manyfold.gridworld import Gridworld
-from manyfold.policies import cumulative_probs, sample_actions
+from manyfold import exact
+from manyfold.data.episodes import Episodes
+from manyfold.envs import Gridworld
+from manyfold.estimate import runs
+from manyfold.estimate.loggers import TabularLogging
+from manyfold.estimate.methods import Loggers
+from manyfold.policies.base import sample_actions
 from manyfold.streams import stream
 
 M, K, EPISODES, RUNS, ENVS, PEER = 10, 10, 2_000, 10, 64, 640
 CORES = len(os.sched_getaffinity(0))
 
 
-def make() -> tuple[Gridworld, Tables]:
+def make() -> TabularLogging:
     world, rng = Gridworld.draw(M, 0), stream("benchmark-evaluate")
     base = rng.dirichlet([1] * 4, size=(1, M, M * M))
     targets = 0.8 * base + 0.2 * rng.dirichlet([1] * 4, size=(K, M, M * M))
-    mdp = world.to_mdp()
+    mdp = world.mdp()
     q, q_hat = exact.action_values(mdp, targets), exact.second_moments(mdp, targets)
-    return world, Tables(targets, exact.shared_behavior(targets, q_hat), exact.odi_behaviors(targets, q_hat), q)
+    mu, odi = exact.shared_behavior(targets, q_hat), exact.odi_behaviors(targets, q_hat)
+    return TabularLogging(world, targets, mu, odi, q)
 
 
 def ours(first: int) -> float:
     """Seconds for some runs of all estimators, in this process."""
-    world, tables = make()
+    logging = make()
     points = np.arange(1, EPISODES // K + 1) * K
     start = time.perf_counter()
     for run in range(first, first + RUNS):
 
-        def log(name: evaluation.Loggers, run: int = run) -> evaluation.Logged:
-            return evaluation.log_tabular(world, tables, name, EPISODES, stream("bench", name, run))
+        def log(name: Loggers, run: int = run) -> Episodes:
+            return next(logging.log(name, EPISODES, stream("bench", name, run)))
 
-        evaluation.run(log, points)
+        runs.run(log, points)
     return time.perf_counter() - start
 
 
 def theirs() -> float:
     """Seconds for as many episodes of the same policies."""
-    _, tables = make()
+    tables = make()
     envs = gymnasium.make_vec("manyfold/Gridworld-v0", num_envs=ENVS, vectorization_mode="sync", m=M)
     rng = stream("benchmark-evaluate", 1)
     start = time.perf_counter()
     for table in (tables.targets, tables.mu[None], tables.odi):
         for i in range(PEER // ENVS):
-            thresholds = cumulative_probs(table[i % len(table)])
+            policy = table[i % len(table)]  # [T, S, A]
             obs, _ = envs.reset()
             for t in range(M):
-                obs, *_ = envs.step(sample_actions(thresholds[t], obs[:, :-1].argmax(-1), rng))
+                obs, *_ = envs.step(sample_actions(policy[t, obs[:, :-1].argmax(-1)], rng))
     return time.perf_counter() - start
 
 

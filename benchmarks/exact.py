@@ -5,14 +5,14 @@ import time
 
 from benchmarks.show import show
 from manyfold import exact
-from manyfold.gridworld import Gridworld
+from manyfold.envs import Gridworld
 from manyfold.streams import stream
 
 
 def main() -> None:
     rows = []
     for m in (10, 30):
-        mdp = Gridworld.draw(m, 0).to_mdp()
+        mdp = Gridworld.draw(m, 0).mdp()
         base = stream("benchmark-exact", m).dirichlet([1] * 4, size=(1, m, m * m))
         policies = 0.9 * base + 0.1 * stream("benchmark-exact", m, 1).dirichlet([1] * 4, size=(10, m, m * m))
         start = time.perf_counter()

@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.show import show
+from manyfold.data.transitions import ROW_GROUP, About, Batch, Transitions, Writer
 from manyfold.streams import stream
-from manyfold.transitions import ROW_GROUP, About, Batch, Transitions, Writer
 
 ABOUT = About("benchmark", 10, 4, 1, 0)
 CELLS, BATCH, POLICIES = 100, 16_384, 2
@@ -63,7 +63,7 @@ def fit(path: Path) -> int:
     """One pass of fitted evaluation over the training rows."""
     import torch
 
-    from manyfold import fqe
+    from manyfold.fqe.engine import engine as fqe
 
     torch.set_num_threads(1)
     data = Transitions(path)

@@ -7,9 +7,9 @@ import numpy as np
 
 import manyfold  # noqa: F401 - registers the environment
 from benchmarks.show import show
-from manyfold.gridworld import Gridworld
-from manyfold.policies import cumulative_probs, sample_actions
-from manyfold.rollout import rollout
+from manyfold.envs import Gridworld
+from manyfold.policies.base import sample_actions
+from manyfold.rollout import rollout_tabular
 from manyfold.streams import stream
 
 SECONDS = 2.0
@@ -24,19 +24,19 @@ def manyfold_rate(m: int, episodes: int) -> float:
     world, mu, rng = Gridworld.draw(m, 0), policy(m), np.random.default_rng(0)
     steps, start = 0, time.perf_counter()
     while (spent := time.perf_counter() - start) < SECONDS:
-        rollout(world, mu, episodes, rng)
+        rollout_tabular(world, mu, episodes, rng)
         steps += episodes * m
     return steps / spent
 
 
 def gymnasium_rate(m: int) -> float:
     envs = gymnasium.make_vec("manyfold/Gridworld-v0", num_envs=ENVS, vectorization_mode="sync", m=m)
-    thresholds, rng = cumulative_probs(policy(m)), np.random.default_rng(0)
+    mu, rng = policy(m), np.random.default_rng(0)
     steps, start = 0, time.perf_counter()
     obs, _ = envs.reset(seed=0)
     t = 0
     while (spent := time.perf_counter() - start) < SECONDS:
-        obs, _, terminated, _, _ = envs.step(sample_actions(thresholds[t], obs[:, :-1].argmax(-1), rng))
+        obs, _, terminated, _, _ = envs.step(sample_actions(mu[t, obs[:, :-1].argmax(-1)], rng))
         steps += ENVS
         t = t + 1 if t + 1 < m else 0
         if terminated.all():

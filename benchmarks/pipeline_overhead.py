@@ -1,4 +1,4 @@
-"""What orchestration costs: the whole chain with next to nothing to compute, and again with nothing to do."""
+"""What orchestration costs: all stages with next to nothing to compute, and again with nothing to do."""
 
 import os
 import re
@@ -23,7 +23,7 @@ def main() -> None:
             if done.returncode:
                 raise RuntimeError(done.stderr)
             stages = dict(re.findall(r"(\w+) (\d+) s[,.]", done.stdout.splitlines()[-1].partition(":")[2]))
-            rows.append((name, f"{spent:.0f} s", ", ".join(f"{k} {v} s" for k, v in stages.items()) or "-"))
+            rows.append((name, f"{spent:.1f} s", ", ".join(f"{k} {v} s" for k, v in stages.items()) or "-"))
         show(
             "The pipeline with tiny parameters, server and MLflow included",
             ("run", "total", "of which in stages"),

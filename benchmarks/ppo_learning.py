@@ -8,7 +8,7 @@ import os
 import numpy as np
 
 from benchmarks.show import show
-from benchmarks.stable_baselines import make_model
+from benchmarks.stable_baselines import make_environment, make_model
 
 SEEDS = 5
 STEPS = 50_000
@@ -18,14 +18,15 @@ def gridworld_ours(groups: list[int]) -> list[float]:
     """The share of the gap that each group's policy closes."""
     import torch
 
-    from manyfold import targets
-    from manyfold.ppo import Position
-    from manyfold.targets import Plan, Training
+    from manyfold.train import targets
+    from manyfold.train.ppo import Position
+    from manyfold.train.targets import Plan, Training
 
     torch.set_num_threads(1)
-    config = targets.config("gridworld-1000")
+    environment = make_environment("gridworld-1000")
+    config = targets.config(environment)
     last = Position(config.total_steps // config.batch, config.epochs)
-    training = Training("gridworld-1000", groups, [Plan((0, 0), (last,), last, (last,))] * len(groups))
+    training = Training(environment, "gridworld-1000", groups, [Plan((0, 0), (last,), last, (last,))] * len(groups))
     while not training.finished:
         training.run_segment()
     return [gap(group, drawn.targets.table()) for group, drawn in zip(groups, training.results(), strict=True)]
@@ -34,7 +35,7 @@ def gridworld_ours(groups: list[int]) -> list[float]:
 def gridworld_peer(group: int) -> float:
     import torch
 
-    from manyfold.gridworld import Gridworld
+    from manyfold.envs.gridworld import Gridworld
 
     torch.set_num_threads(1)
     model = make_model("gridworld-1000", group, 500_000)
@@ -49,9 +50,9 @@ def gridworld_peer(group: int) -> float:
 def gap(group: int, table: np.ndarray) -> float:
     """How much of the gap between the uniform and the optimal value a policy `[1, T, S, A]` closes; exact."""
     from manyfold import exact
-    from manyfold.gridworld import Gridworld
+    from manyfold.envs.gridworld import Gridworld
 
-    mdp = Gridworld.draw(10, group).to_mdp()
+    mdp = Gridworld.draw(10, group).mdp()
     trained = exact.values(mdp, table)[0]
     uniform = exact.values(mdp, np.full((1, 10, 100, 4), 0.25))[0]
     v_tp1 = np.zeros(100)
@@ -64,13 +65,13 @@ def ours(env: str) -> list[float]:
     """Mean return of each group's last 20 episodes; all groups at once."""
     import torch
 
-    from manyfold import targets
-    from manyfold.groups import MujocoGroups
-    from manyfold.ppo import Learner
+    from manyfold.train import targets
+    from manyfold.train.ppo import Learner
+    from manyfold.train.vector_envs import MujocoVector
 
     torch.set_num_threads(1)
-    config = targets.config(env)
-    envs = MujocoGroups(env, list(range(SEEDS)), config.gamma)
+    config = targets.config(make_environment(env))
+    envs = MujocoVector(env, list(range(SEEDS)), config.gamma)
     learner = Learner(envs, config, [(env, group) for group in range(SEEDS)])
     updates = -(-STEPS // config.batch)  # as many as Stable-Baselines3, which ends with a whole rollout
     while learner.update < updates:

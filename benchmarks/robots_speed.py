@@ -14,25 +14,39 @@ import torch
 
 from benchmarks.robots import asked_for
 from benchmarks.show import show
-from manyfold import evaluation, slots, targets
-from manyfold.behavior import Behavior
-from manyfold.mujoco import pool
-from manyfold.robots import Robot
+from manyfold.design.behavior import Behavior
+from manyfold.envs import BinnedMujoco
+from manyfold.envs.binned_mujoco import RunningMujoco, make_envpool
+from manyfold.estimate import runs
+from manyfold.estimate.loggers import FittedLogging
+from manyfold.fqe.nets import Shape, ValueNets, size
+from manyfold.rollout import rollout
 from manyfold.streams import stream
-from manyfold.targets import Rule, Training
-from manyfold.values import Shape, ValueNets, size
+from manyfold.train import targets
+from manyfold.train.targets import Rule, Training
 
 EPISODES, ROUNDS = 2000, 3
 RULE = Rule(policies=10, start=(1000, 5000), width=8500, history=2)
 
 
-def make(env: str) -> Robot:
+class Recorded(BinnedMujoco):
+    """A robot that remembers what its envpool was asked to do, and how many slots were running."""
+
+    def open(self, n: int, rng: np.random.Generator) -> RunningMujoco:
+        running = super().open(n, rng)
+        running._pool = self.recorder = Recorder(running._pool)
+        self.opened = running
+        return running
+
+
+def make(robot: str) -> FittedLogging:
     """Targets as the stages train them; values of the same size, which know nothing."""
-    training = Training(env, [0], [targets.draw(RULE, env, 0)])
+    env = BinnedMujoco(robot)
+    training = Training(env, robot, [0], [targets.draw(RULE, targets.config(env), robot, 0)])
     while not training.finished:
         training.run_segment()
     (drawn,) = training.results()
-    width = drawn.targets.spec.n_features + drawn.companion.tensors["w3"].shape[2] - 1
+    width = env.width
     shape = Shape(drawn.targets.horizon, drawn.targets.n_actions, RULE.policies, 64, 0, width)
     generator = torch.Generator().manual_seed(0)
     q, q_hat = (
@@ -45,7 +59,7 @@ def make(env: str) -> Robot:
         )
         for scale in (50.0, 2500.0)
     )
-    return Robot(env, drawn.companion, Behavior(drawn.targets, q, q_hat))
+    return FittedLogging(Recorded(robot, drawn.companion.companion()), Behavior(drawn.targets, q, q_hat))
 
 
 class Recorder:
@@ -68,29 +82,23 @@ def now() -> Any:
     return np.array([time.perf_counter(), time.process_time()])
 
 
-def ours(robot: Robot) -> tuple[Any, int, float, list[Any]]:
+def ours(logging: FittedLogging) -> tuple[Any, int, float, list[Any]]:
     """Seconds by the clock and of the CPU, steps, share of the slots' steps spent waiting, what envpool was asked."""
-    rng = stream("benchmark-robots")
-    world = slots.fill(robot.env, robot.companion, EPISODES, rng)
-    world._pool = recorder = Recorder(world._pool)
-    running: list[int] = []
-
-    def steps() -> Any:
-        for step in slots.play(world, EPISODES, robot.chooser("mu"), rng):
-            running.append(len(step.t))
-            yield step
-
-    start = now()
-    for rows in slots.blocks(steps(), EPISODES, slots.BLOCK):
-        evaluation.returns(robot.logged(rows, "mu"), "mu")
+    rng, steps, start = stream("benchmark-robots"), 0, now()
+    for rows in rollout(logging.env, logging.choose("mu"), np.zeros(EPISODES, dtype=int), rng):
+        runs.returns([logging.episodes(rows, "mu")], "mu")
+        steps += len(rows.t)
     seconds = now() - start
-    return seconds, sum(running), 1 - float(np.mean(running)) / world.n, recorder.asked
+    asked = logging.env.recorder.asked  # type: ignore[attr-defined]
+    moves = [len(ids) for actions, ids in asked if actions is not None]
+    return seconds, steps, 1 - float(np.mean(moves)) / logging.env.slots, asked
 
 
-def theirs(robot: Robot, asked: list[Any]) -> Any:
+def theirs(logging: FittedLogging, asked: list[Any]) -> Any:
     """Seconds for the same steps, by the clock and of the CPU."""
-    seeds = stream("benchmark-robots").integers(2**31, size=min(slots.SLOTS, EPISODES)).tolist()
-    envs = pool(robot.env, seeds, robot.companion.horizon + 1, 1)
+    env = logging.env
+    seeds = stream("benchmark-robots").integers(2**31, size=min(env.slots, EPISODES)).tolist()
+    envs = make_envpool(env.name, seeds, env.horizon + 1, 1)
     start = now()
     for actions, ids in asked:
         if actions is None:
@@ -100,20 +108,20 @@ def theirs(robot: Robot, asked: list[Any]) -> Any:
     return now() - start
 
 
-def main(envs: list[str]) -> None:
+def main(robots: list[str]) -> None:
     torch.set_num_threads(1)
     rows = []
-    for env in envs:
-        robot = make(env)
+    for robot in robots:
+        logging = make(robot)
         found = []
         for _ in range(ROUNDS):
-            seconds, steps, waiting, asked = ours(robot)
-            found.append((steps / seconds, steps / theirs(robot, asked)))
+            seconds, steps, waiting, asked = ours(logging)
+            found.append((steps / seconds, steps / theirs(logging, asked)))
         (mine, mine_cpu), (bare, bare_cpu) = np.max(found, 0)
         shares = (f"{mine / bare:.0%}", f"{mine_cpu / bare_cpu:.0%}")
-        rows.append((env, f"{steps / EPISODES:.0f}", f"{bare:,.0f}", f"{mine:,.0f}", *shares, f"{waiting:.1%}"))
+        rows.append((robot, f"{steps / EPISODES:.0f}", f"{bare:,.0f}", f"{mine:,.0f}", *shares, f"{waiting:.1%}"))
     header = ("", "steps/episode", "envpool alone, steps/s", "manyfold, steps/s", "share", "of CPU time", "waiting")
-    show(f"{EPISODES:,} episodes of mu, K = {RULE.policies}, {slots.SLOTS} slots, one thread", header, rows)
+    show(f"{EPISODES:,} episodes of mu, K = {RULE.policies}, {BinnedMujoco.slots} slots, one thread", header, rows)
 
 
 if __name__ == "__main__":

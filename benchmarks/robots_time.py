@@ -15,9 +15,10 @@ import torch
 
 from benchmarks.robots import asked_for
 from benchmarks.show import show
-from manyfold import environments
-from tasks import behavior, evaluate, offline, q, q_hat, targets
-from tasks.params import section
+from manyfold.envs.binned_mujoco import ROBOTS
+from tasks import behavior, evaluate, offline, q, q_hat, studies, targets
+from tasks.stages import Stage
+from tasks.studies import Study
 
 GROUPS = 30
 CORES = {2: 15, 16: 2, 128: 1}  # and the groups of the largest shard
@@ -29,45 +30,40 @@ def spent(work: Callable[[], object]) -> float:
     return time.process_time() - start
 
 
-def train(env: str, groups: int, data: Path) -> float:
-    """Seconds for the stage `targets`."""
-    _, rule = targets.read_rule(section("targets"))
-    work = targets.work_folder(env, rule, data)
-    seconds = spent(lambda: targets.train_shard(env, list(range(groups)), rule, work))
-    targets.collect(env, groups, work, data)
+def run(stage: Stage, study: Study, groups: int, data: Path) -> float:
+    """Seconds for some groups of a stage."""
+    _, work = stage.prepare(study, data)
+    seconds = spent(lambda: stage.run(study, list(range(groups)), work, data))
+    stage.collect(study, groups, work, data)
     return seconds
 
 
-def stages(env: str, data: Path) -> dict[str, float]:
+def stages(study: Study, data: Path) -> dict[str, float]:
     """Seconds of one group in each stage after `targets`."""
     torch.set_num_threads(1)
-    found = {}
-    for stage in (offline, q, q_hat, behavior, evaluate):
-        name = stage.__name__.removeprefix("tasks.")
-
-        def run(stage: object = stage) -> None:
-            stage.collect(env, 1, stage.run(env, [0], data), data)  # type: ignore[attr-defined]
-
-        found[name] = spent(run)
-    return found
+    every: tuple[Stage, ...] = tuple(module.STAGE for module in (offline, q, q_hat, behavior, evaluate))
+    return {stage.name: run(stage, study, 1, data) for stage in every}
 
 
-def main(envs: list[str]) -> None:
+def main(robots: list[str]) -> None:
     rows = []
-    for env in envs:
+    for robot in robots:
+        study = studies.read(robot)
         with tempfile.TemporaryDirectory() as folder:
-            training = {groups: train(env, groups, Path(folder) / str(groups)) for groups in CORES.values()}
+            training = {
+                groups: run(targets.STAGE, study, groups, Path(folder) / str(groups)) for groups in CORES.values()
+            }
             data = Path(folder) / "1"
-            each = stages(env, data)
+            each = stages(study, data)
             size = sum(path.stat().st_size for path in data.rglob("*") if path.is_file()) * GROUPS / 2**30
         total = {cores: training[groups] + groups * sum(each.values()) for cores, groups in CORES.items()}
         minutes = (f"{seconds / 60:.0f} min" for seconds in total.values())
         parts = ", ".join(f"{name} {seconds:.0f}" for name, seconds in each.items())
-        rows.append((env, f"targets {training[1]:.0f}, {parts}", *minutes, f"{size:.1f} GiB"))
+        rows.append((robot, f"targets {training[1]:.0f}, {parts}", *minutes, f"{size:.1f} GiB"))
     header = ("", "seconds of one group", *(f"{cores} cores" for cores in CORES), "disk")
     show(f"{GROUPS} groups of a robot, from the time of one", header, rows)
     print(f"Peak memory of a shard: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.1f} GiB")
 
 
 if __name__ == "__main__":
-    main(asked_for("What a robot's chain costs, from one group of it; all robots by default.", environments.ROBOTS))
+    main(asked_for("What a robot's chain costs, from one group of it; all robots by default.", tuple(ROBOTS)))

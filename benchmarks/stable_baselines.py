@@ -1,24 +1,31 @@
-"""Stable-Baselines3's PPO with the hyperparameters of `manyfold.ppo`."""
+"""Stable-Baselines3's PPO with the hyperparameters of `manyfold.train`."""
 
 from typing import Any
 
 import manyfold  # noqa: F401 - registers the Gridworld
-from manyfold import environments, targets
-from manyfold.mujoco import ENVS
+from manyfold.envs import BinnedMujoco, Environment, Gridworld
+from manyfold.envs.binned_mujoco import ROBOTS
+from manyfold.train import targets
 
 
-def make_model(env: str, seed: int, total_steps: int) -> Any:
+def make_environment(name: str) -> Environment:
+    """Gridworld 1,000, or a robot by its name."""
+    return Gridworld.draw(10, 0) if name == "gridworld-1000" else BinnedMujoco(name)
+
+
+def make_model(name: str, seed: int, total_steps: int) -> Any:
     """A model that is to be trained for `total_steps`: its learning rate falls as ours, over our own total."""
     from stable_baselines3 import PPO
     from stable_baselines3.common.env_util import make_vec_env
     from stable_baselines3.common.vec_env import VecNormalize
 
-    config = targets.config(env)
-    if env in environments.GRIDWORLDS:
-        options: dict[str, Any] = {"m": environments.GRIDWORLDS[env], "reward_seed": seed}
+    environment = make_environment(name)
+    config = targets.config(environment)
+    if isinstance(environment, Gridworld):
+        options: dict[str, Any] = {"m": environment.m, "reward_seed": seed}
         envs = make_vec_env("manyfold/Gridworld-v0", config.envs, seed, env_kwargs=options)
     else:
-        single = make_vec_env(ENVS[env].id, config.envs, seed, env_kwargs=ENVS[env].gymnasium)
+        single = make_vec_env(ROBOTS[name].id, config.envs, seed, env_kwargs=ROBOTS[name].gymnasium)
         envs = VecNormalize(single, gamma=config.gamma)
     return PPO(
         "MlpPolicy",

@@ -2,7 +2,7 @@
 
 A child runs under a guard, which is this file as a script. The guard's stdin is a pipe from the parent that nobody
 writes to: when it closes, because the parent's block has ended or the parent itself has, the guard ends its whole
-process group.
+process group. (The kernel's own signal at a parent's death would reach the child alone, not what it has started.)
 """
 
 import contextlib
@@ -13,9 +13,17 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+ROOT = Path(__file__).parents[1]
 GRACE = 5.0  # seconds between SIGTERM and SIGKILL
+
+
+def environment(root: Path = ROOT) -> dict[str, str]:
+    """For the processes of stages: this Python, the code in `root`, and one thread for each process."""
+    path = f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"
+    return {**os.environ, "PYTHONPATH": str(root), "PATH": path, "OMP_NUM_THREADS": "1"}
 
 
 @contextlib.contextmanager

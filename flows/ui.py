@@ -9,20 +9,43 @@ import sys
 import time
 from pathlib import Path
 
-from flows.processes import child
-from flows.server import environment, wait_for
+from flows.processes import child, environment
+from flows.server import AUTH, auth_string, check_home, server_settings, wait_for
+from flows.store import store_uri
 from tasks.params import ROOT
 
 
-def mlflow_command(port: int, root: Path = ROOT) -> list[str]:
-    """MLflow's page of the store that `tasks.track` writes."""
-    store = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{root.resolve() / 'mlflow.db'}"
+def mlflow_command(port: int) -> list[str]:
+    """MLflow's page of the store that `tasks.track` writes; MLflow itself refuses what other pages send."""
     where = ["--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
-    return [sys.executable, "-m", "mlflow", "server", *where, "--backend-store-uri", store]
+    own = f"127.0.0.1:{port},localhost:{port}"
+    return [
+        sys.executable,
+        "-m",
+        "mlflow",
+        "server",
+        *where,
+        "--backend-store-uri",
+        store_uri(),
+        "--allowed-hosts",
+        own,
+    ]
 
 
 def prefect_command(port: int) -> list[str]:
     return [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)]
+
+
+def explain(mlflow: int, prefect: int) -> str:
+    """What a person needs: where the pages are, and how a terminal may call Prefect's server."""
+    return (
+        f"MLflow: http://127.0.0.1:{mlflow}   Prefect: http://127.0.0.1:{prefect}\n"
+        f"Prefect's page asks for a password: the line in {AUTH}. To start deployments from a terminal:\n"
+        f"  export PREFECT_API_URL=http://127.0.0.1:{prefect}/api\n"
+        f'  export PREFECT_API_AUTH_STRING="$(cat {AUTH})"\n'
+        "  prefect deployment run pipeline/gridworld\n"
+        "Ctrl-C ends both."
+    )
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -37,26 +60,10 @@ def main(arguments: list[str] | None = None) -> int:
                     f"ui: port {port} is taken; is `make ui` running already? (--{name} names another)", file=sys.stderr
                 )
                 return 2
-    logs = ROOT / "data" / ".work" / "ui"
-    logs.mkdir(parents=True, exist_ok=True)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    logs = ROOT / "data" / ".work" / "ui"
     try:
-        with contextlib.ExitStack() as stack:
-            running = []
-            for name, command, url in (
-                ("mlflow", mlflow_command(args.mlflow), f"http://127.0.0.1:{args.mlflow}/health"),
-                ("prefect", prefect_command(args.prefect), f"http://127.0.0.1:{args.prefect}/api/health"),
-            ):
-                said = stack.enter_context((logs / f"{name}.log").open("w"))
-                process = stack.enter_context(child(command, stdout=said, stderr=said, env=environment()))
-                wait_for(url, process)
-                running.append((name, process))
-            print(f"MLflow: http://127.0.0.1:{args.mlflow}   Prefect: http://127.0.0.1:{args.prefect}", flush=True)
-            print("Ctrl-C ends both.", flush=True)
-            while all(process.poll() is None for _, process in running):
-                time.sleep(0.5)
-            ended = next(name for name, process in running if process.poll() is not None)
-            raise RuntimeError(f"{ended}'s server has ended")
+        serve(args.mlflow, args.prefect, logs)
     except KeyboardInterrupt:
         print()
     except (OSError, RuntimeError) as error:
@@ -65,5 +72,29 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
+def serve(mlflow: int, prefect: int, logs: Path) -> None:
+    """Both servers until one of them ends."""
+    logs.mkdir(parents=True, exist_ok=True)
+    check_home()
+    auth_string()
+    with contextlib.ExitStack() as stack:
+        running = []
+        for name, command, url, more in (
+            ("mlflow", mlflow_command(mlflow), f"http://127.0.0.1:{mlflow}/health", {}),
+            ("prefect", prefect_command(prefect), f"http://127.0.0.1:{prefect}/api/health", server_settings(prefect)),
+        ):
+            said = stack.enter_context((logs / f"{name}.log").open("w+"))
+            process = stack.enter_context(child(command, stdout=said, stderr=said, env={**environment(), **more}))
+            running.append((name, process, url, said))
+        for _, process, url, said in running:
+            wait_for(url, process, said)
+        print(explain(mlflow, prefect), flush=True)
+        while all(process.poll() is None for _, process, _, _ in running):
+            time.sleep(0.5)
+        raise RuntimeError(f"{next(name for name, process, _, _ in running if process.poll() is not None)} has ended")
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    sys.stdout.flush()
+    os._exit(code)

@@ -9,8 +9,8 @@ import signal
 import subprocess
 import sys
 
-from flows.processes import child
-from flows.server import environment
+from flows.processes import child, environment
+from flows.server import client_settings, refusal
 from tasks.params import ROOT
 
 POOL = "manyfold"
@@ -19,23 +19,22 @@ SERVER = "http://127.0.0.1:4200/api"
 
 def main(arguments: list[str] | None = None) -> int:
     argparse.ArgumentParser(prog="python -m flows.worker", description=__doc__).parse_args(arguments)
-    ours = {"PREFECT_API_URL": os.environ.get("PREFECT_API_URL") or SERVER, "PWD": str(ROOT)}
-    options = {"cwd": ROOT, "env": environment() | ours | {"PREFECT_LOGGING_LEVEL": "INFO"}}
-    prefect = [sys.executable, "-m", "prefect", "--no-prompt"]
+    url = os.environ.get("PREFECT_API_URL") or SERVER
+    try:
+        ours = {**client_settings(url), "PWD": str(ROOT), "PREFECT_LOGGING_LEVEL": "INFO"}
+    except OSError as error:
+        print(f"worker: {error}", file=sys.stderr)
+        return 2
+    prefect, env = [sys.executable, "-m", "prefect", "--no-prompt"], {**environment(), **ours}
     for command in (["work-pool", "create", "--type", "process", "--overwrite", POOL], ["deploy", "--all"]):
-        done = subprocess.run([*prefect, *command], capture_output=True, text=True, check=False, **options)
+        done = subprocess.run([*prefect, *command], cwd=ROOT, env=env, capture_output=True, text=True, check=False)
         if done.returncode:
-            said = (done.stderr or done.stdout).strip().splitlines() or [""]
-            print(
-                f"worker: {ours['PREFECT_API_URL']}: {said[-1]}; expected Prefect's server there: run `make ui` in "
-                "another terminal, or set PREFECT_API_URL",
-                file=sys.stderr,
-            )
+            print(f"worker: {url}: {refusal(done.stderr or done.stdout)}", file=sys.stderr)
             return 2
     print("Deployments are there; start one with: prefect deployment run pipeline/gridworld", flush=True)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        with child([*prefect, "worker", "start", "--pool", POOL, "--limit", "1"], **options) as process:
+        with child([*prefect, "worker", "start", "--pool", POOL, "--limit", "1"], cwd=ROOT, env=env) as process:
             return process.wait()
     except KeyboardInterrupt:
         return 0

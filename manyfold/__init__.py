@@ -1,5 +1,89 @@
-"""manyfold: evaluate many policies with manyfold fewer episodes."""
+"""manyfold: evaluate many policies with manyfold fewer episodes.
 
-import gymnasium
+What is public (everything else may change without notice):
 
-gymnasium.register("manyfold/Gridworld-v0", entry_point="manyfold.gridworld:GridworldEnv")
+    Environment, Gridworld, BinnedMujoco, GymnasiumEnvironment, Finite    where episodes happen
+    PolicySet, TabularPolicySet, MlpPolicySet, ModulePolicySet, CallablePolicySet, JoinedPolicySet, load_policies
+                                                                          K policies at once
+    Transitions, Writer, About, Episodes                                  logged tuples, whole episodes
+    fit, FitConfig, ValueNets, q_problem, q_hat_problem, moment_reward, policy_weights
+                                                                          fitted q and q_hat; r_hat; next weights pi
+    Behavior, plan_problem, plan_weights, predict, verdict, export        mu and ODI, what they promise; weights pi^2/mu
+    ESTIMATORS, METHODS, RETURNS, rollout_tabular, in_turns, pooled_truth online episodes and what they say
+    FiniteMDP; the modules exact, similarity, estimators and rollout      exact dynamic programming, Theorems 3 and 4,
+                                                                          the returns, episodes of any environment
+
+Names are imported at first use: `import manyfold` alone loads neither torch nor MuJoCo.
+"""
+
+import importlib
+from typing import Any
+
+__version__ = "0.2.0"
+
+_PUBLIC = {
+    "About": "data.transitions",
+    "Behavior": "design.behavior",
+    "BinnedMujoco": "envs.binned_mujoco",
+    "CallablePolicySet": "policies",
+    "ESTIMATORS": "estimate.registry",
+    "Environment": "envs.base",
+    "Episodes": "data.episodes",
+    "Finite": "envs.base",
+    "FiniteMDP": "mdp",
+    "Gridworld": "envs.gridworld",
+    "GymnasiumEnvironment": "envs.gymnasium",
+    "JoinedPolicySet": "policies",
+    "MlpPolicySet": "policies",
+    "ModulePolicySet": "policies",
+    "PolicySet": "policies",
+    "METHODS": "estimate.methods",
+    "RETURNS": "estimate.methods",
+    "TabularPolicySet": "policies",
+    "Transitions": "data.transitions",
+    "ValueNets": "fqe.nets",
+    "Writer": "data.transitions",
+    "export": "design.export",
+    "fit": "fqe.engine",
+    "in_turns": "rollout",
+    "moment_reward": "fqe.problems",
+    "plan_problem": "design.prediction",
+    "plan_weights": "design.prediction",
+    "policy_weights": "fqe.problems",
+    "pooled_truth": "estimate.runs",
+    "predict": "design.prediction",
+    "q_hat_problem": "fqe.problems",
+    "q_problem": "fqe.problems",
+    "rollout_tabular": "rollout",
+    "verdict": "design.prediction",
+}
+_RENAMED = {"FitConfig": ("fqe.engine", "Config"), "load_policies": ("policies", "load")}
+_MODULES = {"estimators": "estimate.estimators"}
+
+__all__ = ["__version__", "exact", "rollout", "similarity", *_MODULES, *_PUBLIC, *_RENAMED]
+
+
+def __getattr__(name: str) -> Any:
+    """Imports a public name at its first use."""
+    if name in _PUBLIC:
+        return getattr(importlib.import_module(f"manyfold.{_PUBLIC[name]}"), name)
+    if name in _RENAMED:
+        module, original = _RENAMED[name]
+        return getattr(importlib.import_module(f"manyfold.{module}"), original)
+    if name in ("exact", "rollout", "similarity", *_MODULES):
+        return importlib.import_module(f"manyfold.{_MODULES.get(name, name)}")
+    raise AttributeError(f"module 'manyfold' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+def _register() -> None:
+    """The Gridworld as a Gymnasium environment: gymnasium.make("manyfold/Gridworld-v0", m=10)."""
+    import gymnasium
+
+    gymnasium.register("manyfold/Gridworld-v0", entry_point="manyfold.envs.gridworld:GridworldEnv")
+
+
+_register()

@@ -12,7 +12,8 @@ It is unbiased for every b that does not depend on the episode. Where a function
 import numpy as np
 from numpy.typing import ArrayLike
 
-from manyfold.mdp import Array, Bools, FiniteMDP, check_distributions, check_finite, check_shape
+from manyfold.arrays import Array, Bools, check_distributions, check_finite, check_shape, divide
+from manyfold.mdp import FiniteMDP
 
 __all__ = [
     "FiniteMDP",
@@ -171,7 +172,7 @@ def _improve(mdp: FiniteMDP, pi: Array, mu: Array, d: Array, nu: Array, counts: 
     c = np.empty(pi.shape[:-1])  # [K, T, S]
     c[:, 0] = mdp.initial
     for t in range(mdp.horizon - 1):
-        c_tp1 = mdp.push(c[:, t, :, None] * pi[:, t] * _ratio(pi[:, t], mu[t]))
+        c_tp1 = mdp.push(c[:, t, :, None] * pi[:, t] * divide(pi[:, t], mu[t]))
         c[:, t + 1] = c_tp1 / (c_tp1.max() or 1.0)  # only proportions between policies matter
     # A state that nobody reaches is designed for all alike; one that some policy cannot reach still covers it.
     most = c.max(0)
@@ -279,13 +280,9 @@ def _return_variances(mdp: FiniteMDP, pi: Array, mu: Array, d: Array, nu: Array)
 
 def _variance_step(pi: Array, mu: Array, d: Array, u: Array) -> Array:
     """Var(G_t | s) = E_mu[rho^2 u] + Var_mu(rho d): both terms non-negative, nothing cancels; `[K, S]`."""
-    rho = _ratio(pi, mu)
+    rho = divide(pi, mu)
     centre = (pi * d).sum(-1, keepdims=True)
     return (pi * rho * u + mu * (rho * d - centre) ** 2).sum(-1)
-
-
-def _ratio(pi: Array, mu: Array) -> Array:
-    return np.divide(pi, mu, out=np.zeros_like(pi), where=np.broadcast_to(mu > 0, pi.shape))
 
 
 def _with_initial_state(mdp: FiniteMDP, pi: Array, q: Array, v_0: Array) -> Array:

@@ -1,56 +1,21 @@
-"""Finite-horizon Markov decision processes and the checks that every table passes before it is used."""
+"""Finite-horizon Markov decision processes, validated."""
 
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy import sparse
 
-Array = NDArray[np.float64]
-Bools = NDArray[np.bool_]
-Ints = NDArray[np.int64]
-
-SUM_TOLERANCE = 1e-6  # float32 softmax rows pass, a forgotten normalisation does not
-
-
-def check_finite(name: str, x: Array) -> None:
-    """Refuses NaN and infinity, naming the first place."""
-    bad = ~np.isfinite(x)
-    if bad.any():
-        where = np.unravel_index(int(bad.argmax()), x.shape)
-        raise ValueError(f"{name}[{', '.join(map(str, where))}] is {x[where]}, expected a finite number")
-
-
-def check_actions(actions: Ints, n_actions: int) -> None:
-    """Refuses actions out of range: as an index they would silently read another state's row."""
-    if actions.size and not 0 <= actions.min() <= actions.max() < n_actions:
-        raise ValueError(f"actions run from {actions.min()} to {actions.max()}, expected 0 to {n_actions - 1}")
-
-
-def check_shape(name: str, x: Array, expected: tuple[int, ...], axes: str) -> None:
-    """Refuses any other shape; `axes` says in words what the expected one means."""
-    if x.shape != expected:
-        raise ValueError(f"{name} has shape {list(x.shape)}, expected {list(expected)} = {axes}")
-
-
-def check_distributions(name: str, x: Array, axes: tuple[str, ...]) -> None:
-    """Refuses rows (last axis) that are no probability distributions, naming the row by its axes."""
-    check_finite(name, x)
-
-    def place(index: tuple[Any, ...]) -> str:
-        return ", ".join(f"{axis}={i}" for axis, i in zip(axes, index, strict=False))
-
-    if x.min(initial=0.0) < 0:
-        where = np.unravel_index(int((x < 0).argmax()), x.shape)
-        raise ValueError(f"{name}: probability {x[where]:g} at {place(where)} is negative, expected 0 or more")
-    total = x.sum(-1)
-    off = np.abs(total - 1) > SUM_TOLERANCE
-    if off.any():
-        where = np.unravel_index(int(off.argmax()), off.shape)
-        raise ValueError(
-            f"{name}: probabilities at {place(where) or 'the start'} sum to {total[where]:.6g}, expected 1; "
-            "were they saved before softmax?"
-        )
+from manyfold.arrays import (
+    SUM_TOLERANCE,
+    Array,
+    Ints,
+    check_actions,
+    check_distributions,
+    check_finite,
+    check_number,
+    check_shape,
+)
 
 
 class FiniteMDP:
@@ -68,8 +33,7 @@ class FiniteMDP:
         self.initial: Array = np.array(initial, dtype=np.float64)
         if self.rewards.ndim != 2 or 0 in self.rewards.shape:
             raise ValueError(f"rewards has shape {list(self.rewards.shape)}, expected [S, A] with S, A >= 1")
-        if isinstance(horizon, bool) or not isinstance(horizon, int | np.integer) or horizon < 1:
-            raise ValueError(f"horizon is {horizon!r}, expected a whole number of at least 1")
+        check_number("horizon", horizon, 1)
         self.horizon = int(horizon)
         self.n_states, self.n_actions = self.rewards.shape
         check_finite("rewards", self.rewards)

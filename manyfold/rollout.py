@@ -1,27 +1,150 @@
-"""Whole episodes under a tabular behavior policy, all N stepped together."""
+"""The one rollout: episodes of any environment under any set of loggers, from a list that is fixed beforehand.
 
-from typing import NamedTuple, Protocol
+All episodes of the list are run to their ends, so nothing favours short ones. Slots begin the next episode of the list
+as soon as theirs has ended; a slot waits only when none is left to begin, and is neither stepped nor evaluated then.
+The numbers follow from the generator and from how many slots the environment runs at the same time.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
-from manyfold.mdp import Array, Ints, check_distributions, check_shape
-from manyfold.policies import cumulative_probs, sample_actions
+from manyfold.arrays import Array, Bools, Ints, check_distributions, check_number, check_shape
+from manyfold.envs.base import Environment, Finite
+from manyfold.mdp import FiniteMDP
+from manyfold.policies.base import PolicySet, sample_actions
+from manyfold.policies.tabular import TabularPolicySet
 
+BLOCK = 200  # episodes that are handed on together, where they don't all run at once
 
-class World(Protocol):
-    """What can be rolled out: a FiniteMDP, a Gridworld, or anything else with indexed states and a fixed horizon."""
-
-    horizon: int
-    n_states: int
-    n_actions: int
-
-    def start(self, episodes: int, rng: np.random.Generator) -> Ints: ...
-    def step(self, states: Ints, actions: Ints, rng: np.random.Generator) -> tuple[Ints, Array]: ...
+Noted = dict[str, NDArray[Any]]  # what is kept of each step beside the step itself, by name; [n, ...] each
 
 
-class Episodes(NamedTuple):
-    """N episodes of T steps: S_t, A_t and R_{t+1}, `[N, T]` each."""
+class Choice(NamedTuple):
+    """How a step is chosen."""
+
+    probs: Array  # of the actions, under each episode's own logger, [n, A]
+    note: Callable[[Ints], Noted] = lambda actions: {}  # what to keep of the step, given the actions taken [n]
+
+
+Choose = Callable[[NDArray[Any], Ints, Ints], Choice]  # (observations [n, width], t [n], loggers [n]) -> Choice
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Steps of several episodes, `[n]` each, observations `[n, width]`."""
+
+    episode: Ints
+    t: Ints
+    state: NDArray[Any]
+    action: Ints
+    reward: Array
+    next_state: NDArray[Any]
+    terminated: Bools
+    truncated: Bools
+    prob: Array  # of the action, under the logger that took it
+    noted: Noted
+
+    @property
+    def lengths(self) -> Ints:
+        """Steps of each episode, where whole episodes are in order; `[N]`."""
+        return np.bincount(self.episode - self.episode[0])
+
+    def take(self, rows: NDArray[Any]) -> "Steps":
+        """Some of the steps, by number or mask."""
+        values = {name: x[rows] for name, x in vars(self).items() if name != "noted"}
+        return Steps(**values, noted={name: x[rows] for name, x in self.noted.items()})
+
+    @staticmethod
+    def stack(parts: list["Steps"]) -> "Steps":
+        """Steps of the same episodes at t = 0, 1, ..., the rows of each episode together."""
+        names = [name for name in vars(parts[0]) if name != "noted"]
+        values = {name: _interleaved([vars(part)[name] for part in parts]) for name in names}
+        return Steps(**values, noted={x: _interleaved([part.noted[x] for part in parts]) for x in parts[0].noted})
+
+    @staticmethod
+    def join(parts: list["Steps"]) -> "Steps":
+        """One after the other."""
+        values = {
+            name: np.concatenate([vars(part)[name] for part in parts]) for name in vars(parts[0]) if name != "noted"
+        }
+        noted = {name: np.concatenate([part.noted[name] for part in parts]) for name in parts[0].noted}
+        return Steps(**values, noted=noted)
+
+
+def _interleaved(parts: list[NDArray[Any]]) -> NDArray[Any]:
+    """T arrays `[N, ...]` -> `[N * T, ...]`."""
+    return np.stack(parts, 1).reshape(-1, *parts[0].shape[1:])
+
+
+def in_turns(policies: PolicySet) -> Choose:
+    """Every episode by one of the policies, nothing noted."""
+    return lambda obs, t, loggers: Choice(policies.probs_of(loggers, obs, t))
+
+
+def rollout(
+    env: Environment, choose: Choose, loggers: Ints, rng: np.random.Generator, size: int = 0
+) -> Iterator[Steps]:
+    """Runs one episode for each entry of `loggers`, and hands on whole episodes in their order.
+
+    Args:
+        choose: says how a step is chosen, given which logger runs each episode.
+        loggers: the logger of each episode, `[N]`.
+        size: episodes of a block; all of them, where all run at once, or `BLOCK` if left out.
+    """
+    episodes = len(loggers)
+    size = size or (BLOCK if env.slots else episodes)
+    return _blocks(_play(env, choose, loggers, rng), episodes, size)
+
+
+def _play(env: Environment, choose: Choose, loggers: Ints, rng: np.random.Generator) -> Iterator[Steps]:
+    """One step of all episodes that are running, again and again until the last one has ended."""
+    episodes = len(loggers)
+    running = env.open(min(env.slots or episodes, episodes), rng)
+    begun, episode, obs = 0, np.zeros(running.n, dtype=np.int64), np.empty(0)
+    while True:
+        free = np.flatnonzero(running.done)[: episodes - begun]
+        if free.size:
+            episode[free] = np.arange(begun, begun + free.size)
+            begun += free.size
+            obs = running.reset(free)
+        going = np.flatnonzero(~running.done)
+        if not going.size:
+            return
+        active: Any = going if going.size < running.n else slice(None)  # all of them: nothing to pick
+        state, t, who = obs[active], running.t[active].copy(), episode[active].copy()
+        probs, note = choose(state, t, loggers[who])
+        actions = np.zeros(running.n, dtype=np.int64)
+        actions[active] = taken = sample_actions(probs, rng)
+        obs, rewards, terminated, truncated = running.step(actions)
+        moved = rewards[active], obs[active], terminated[active], truncated[active]
+        yield Steps(who, t, state, taken, *moved, probs[np.arange(len(taken)), taken], note(taken))
+
+
+def _blocks(steps: Iterable[Steps], episodes: int, size: int) -> Iterator[Steps]:
+    """Whole episodes in their order, `size` at a time: the rows of each one together, by t."""
+    kept: list[Steps] = []
+    ended, first = np.zeros(episodes, dtype=np.bool_), 0
+    for step in steps:
+        kept.append(step)
+        ended[step.episode[step.terminated | step.truncated]] = True
+        while first < episodes and ended[first : first + size].all():
+            if size >= episodes and all(np.array_equal(part.episode, kept[0].episode) for part in kept):
+                yield Steps.stack(kept)  # all have run side by side from the first step to the last
+                return
+            rows = Steps.join(kept)
+            inside = rows.episode < first + size
+            kept = [] if inside.all() else [rows.take(~inside)]
+            whole = rows if inside.all() else rows.take(inside)
+            yield whole.take(np.lexsort((whole.t, whole.episode)))
+            first += size
+
+
+class TabularEpisodes(NamedTuple):
+    """N episodes of T steps where states are indices: S_t, A_t and R_{t+1}, `[N, T]` each."""
 
     states: Ints
     actions: Ints
@@ -56,20 +179,18 @@ def _look_up(tables: Array, rows: Ints) -> Array:
     return np.moveaxis(out, 0, -1)
 
 
-def rollout(world: World, mu: ArrayLike, episodes: int, rng: np.random.Generator) -> Episodes:
-    """Runs N whole episodes of mu `[T, S, A]`, or of J loggers `[J, T, S, A]` in turns: episode i is i mod J's."""
+def rollout_tabular(
+    world: Environment | FiniteMDP, mu: ArrayLike, episodes: int, rng: np.random.Generator
+) -> TabularEpisodes:
+    """N whole episodes of mu `[T, S, A]`, or of J loggers `[J, T, S, A]` in turns: episode i is i mod J's."""
+    env = Finite(world) if isinstance(world, FiniteMDP) else world
+    check_number("episodes", episodes, 1, 10**9)
     table = np.asarray(mu, dtype=np.float64)
+    check_shape("mu", table, (*table.shape[:-3], env.horizon, env.n_states, env.n_actions), "[T, S, A]")
     loggers = table if table.ndim == 4 else table[None]
-    check_shape("mu", table, (*table.shape[:-3], world.horizon, world.n_states, world.n_actions), "[T, S, A]")
     check_distributions("mu", loggers, ("j", "t", "s", "a"))
-    stacked = np.moveaxis(loggers, 0, 1).reshape(world.horizon, -1, world.n_actions)  # [T, J * S, A]
-    thresholds = cumulative_probs(stacked)  # [T, A - 1, J * S]
-    first = np.arange(episodes) % len(loggers) * world.n_states  # row of state 0 of each episode's logger
-    states, actions = (np.empty((world.horizon, episodes), dtype=np.int64) for _ in range(2))
-    rewards = np.empty((world.horizon, episodes))
-    s_t = world.start(episodes, rng)
-    for t in range(world.horizon):
-        states[t] = s_t
-        actions[t] = sample_actions(thresholds[t], first + s_t, rng)
-        s_t, rewards[t] = world.step(s_t, actions[t], rng)
-    return Episodes(states.T, actions.T, rewards.T)
+    choose = in_turns(TabularPolicySet(loggers))
+    (rows,) = rollout(env, choose, np.arange(episodes) % len(loggers), rng)
+    shape = (episodes, env.horizon)
+    columns = (np.asfortranarray(x.reshape(shape)) for x in (rows.state[:, 0], rows.action, rows.reward))
+    return TabularEpisodes(*columns)  # steps first in memory, as everything after it goes step by step

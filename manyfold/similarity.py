@@ -11,8 +11,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
+from manyfold.arrays import Array, Bools, divide
 from manyfold.exact import shared_behavior
-from manyfold.mdp import Array, Bools, FiniteMDP
+from manyfold.mdp import FiniteMDP
 
 Scope = Literal["step", "state"]
 
@@ -64,7 +65,7 @@ def theorem_3(
     """
     pi, values, moments = (np.asarray(x, dtype=np.float64) for x in (policies, q, q_hat))
     mu = shared_behavior(pi, moments)
-    rho = np.divide(pi, mu, out=np.zeros_like(pi), where=np.broadcast_to(mu > 0, pi.shape))
+    rho = divide(pi, mu)
     centre = (pi * values).sum(-1, keepdims=True)
     delta = (pi * rho * np.asarray(nu) + mu * (rho * values - centre) ** 2).sum(-1)
     return _at_most(_bound(pi, moments, scope) - (1 - _shares(share, len(pi))) * delta, (pi * moments).sum(-1))

@@ -1,1 +1,6 @@
 """Tasks: one module per stage; they load, call manyfold, and save."""
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: two threads on small matrices are slower
+PARENT = os.getppid()  # who started this process, looked up before anything can take its time

@@ -5,7 +5,6 @@ baselines alone: the start and width whose median ODI, SON and SODI come nearest
 column is computed for the figure, and takes no part in the choice.
 """
 
-import argparse
 import sys
 from pathlib import Path
 
@@ -13,32 +12,36 @@ import numpy as np
 import torch
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
-from manyfold import environments, exact, targets
-from manyfold.gridworld import Gridworld
-from manyfold.ppo import Position
-from manyfold.targets import Plan, Rule, Training
-from tasks.figures import COLOURS, plt, save, style
-from tasks.files import whole
-from tasks.params import ROOT, section
+from manyfold import exact
+from manyfold.arrays import Array, check_number
+from manyfold.envs import Gridworld
+from manyfold.estimate.registry import ESTIMATORS
+from manyfold.files import atomic
+from manyfold.tables import Rows, markdown
+from manyfold.train import ppo, targets
+from manyfold.train.ppo import Position
+from manyfold.train.targets import Plan, Rule, Training
+from tasks import commands, studies
+from tasks.figures import plt, save, style
 from tasks.targets import read_rule
 
-ENV = "gridworld-1000"
+STUDY, M = "gridworld-1000", 10
 STARTS = ((0, 2000), (1000, 5000), (2000, 6000), (3000, 7000), (4000, 8000), (6000, 10000))
 WIDTHS = (3000, 4000, 5000, 6000, 7000, 7500, 8000, 8500, 9000, 10000, 12000)
 PAPER = {"odi": 0.637, "son": 1.289, "sodi": 2.073}  # the baselines; MPE's number must not be here
 LABELS = {"odi": "ODI", "son": "SON", "sodi": "SODI", "mpe": "MPE", "mpe_baseline": "MPE + exact q baseline"}
 
 
-def tables(groups: list[int], last_step: float) -> list[dict[Position, np.ndarray]]:
+def tables(groups: list[int], last_step: float) -> list[dict[Position, Array]]:
     """Every checkpoint of every group's training as a table: position -> `[T, S, A]`."""
     torch.set_num_threads(1)
-    config = targets.config(ENV)
+    env = Gridworld.draw(M, 0)
+    config = targets.config(env)
     updates = int(last_step // config.batch) + 1
     every = tuple(Position(u, e) for u in range(1, updates + 1) for e in range(1, config.epochs + 1))
     plan = Plan((0.0, last_step), every, Position(0, 0), (Position(0, 0),))
-    training = Training(ENV, groups, [plan] * len(groups))
+    training = Training(env, STUDY, groups, [plan] * len(groups))
     console = Console(stderr=True)
     for _ in track(range(-(-updates // config.segment)), description="train", console=console):
         training.run_segment()
@@ -49,15 +52,15 @@ def tables(groups: list[int], last_step: float) -> list[dict[Position, np.ndarra
     return found
 
 
-def scan(policies: int, history: int, groups: int) -> dict[str, np.ndarray]:
+def scan(policies: int, history: int, groups: int) -> dict[str, Array]:
     """Exact relative variances of every estimator; name -> `[starts, widths, groups]`."""
     trained = tables(list(range(groups)), max(high for _, high in STARTS) + max(WIDTHS))
     found = {name: np.empty((len(STARTS), len(WIDTHS), groups)) for name in LABELS}
     for group in track(range(groups), description="scan ", console=Console(stderr=True)):
-        mdp = Gridworld.draw(environments.GRIDWORLDS[ENV], group).to_mdp()
+        mdp = Gridworld.draw(M, group).mdp()
         for i, start in enumerate(STARTS):
             for j, width in enumerate(WIDTHS):
-                plan = targets.draw(Rule(policies, start, width, history), ENV, group)
+                plan = targets.draw(Rule(policies, start, width, history), ppo.DISCRETE, STUDY, group)
                 drawn = np.stack([trained[group][position] for position in plan.targets])
                 relative = exact.relative_variances(exact.estimator_variances(mdp, drawn))
                 for name, values in found.items():
@@ -65,20 +68,20 @@ def scan(policies: int, history: int, groups: int) -> dict[str, np.ndarray]:
     return found
 
 
-def distance(baselines: dict[str, np.ndarray]) -> np.ndarray:
+def distance(baselines: dict[str, Array]) -> Array:
     """How far the baselines' medians are from the paper's: root mean square of the log ratios, `[starts, widths]`."""
     logs = [np.log(np.median(baselines[name], axis=-1) / paper) for name, paper in PAPER.items()]
     return np.sqrt(np.mean(np.square(logs), axis=0))
 
 
-def choose(baselines: dict[str, np.ndarray]) -> tuple[int, int]:
+def choose(baselines: dict[str, Array]) -> tuple[int, int]:
     """The start and width (as indices) that come nearest."""
     far = distance(baselines)
     i, j = np.unravel_index(int(far.argmin()), far.shape)
     return int(i), int(j)
 
 
-def rows(found: dict[str, np.ndarray]) -> list[tuple[str, ...]]:
+def rows(found: dict[str, Array]) -> Rows:
     """Start, width, the medians of the baselines, and their distance from the paper's; a star at the choice."""
     baselines = {name: found[name] for name in PAPER}
     chosen, far = choose(baselines), distance(baselines)
@@ -94,7 +97,7 @@ def rows(found: dict[str, np.ndarray]) -> list[tuple[str, ...]]:
 HEADER = ("start", "width", *(LABELS[name] for name in PAPER), "distance")
 
 
-def draw(found: dict[str, np.ndarray], path: Path) -> None:
+def draw(found: dict[str, Array], path: Path) -> None:
     """Medians and quartiles over groups against the interval's width, a panel for each start."""
     style()
     chosen = choose({name: found[name] for name in PAPER})
@@ -102,10 +105,10 @@ def draw(found: dict[str, np.ndarray], path: Path) -> None:
     for i, (start, axes) in enumerate(zip(STARTS, panels.flat, strict=True)):
         for name, label in LABELS.items():
             low, median, high = np.percentile(found[name][i], [25, 50, 75], axis=-1)
-            axes.plot(WIDTHS, median, color=COLOURS[name], marker="o", markersize=3.5, label=label)
-            axes.fill_between(WIDTHS, low, high, color=COLOURS[name], alpha=0.15, linewidth=0)
+            axes.plot(WIDTHS, median, color=ESTIMATORS[name].colour, marker="o", markersize=3.5, label=label)
+            axes.fill_between(WIDTHS, low, high, color=ESTIMATORS[name].colour, alpha=0.15, linewidth=0)
             if name in PAPER:
-                axes.axhline(PAPER[name], color=COLOURS[name], linestyle="--", linewidth=0.8)
+                axes.axhline(PAPER[name], color=ESTIMATORS[name].colour, linestyle="--", linewidth=0.8)
         axes.axhline(1, color="#000000", linewidth=0.8)
         axes.set_yscale("log")
         axes.set_ylim(2e-3, 3e3)
@@ -121,37 +124,30 @@ def draw(found: dict[str, np.ndarray], path: Path) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m tasks.calibrate",
-        description="Exact relative variance on Gridworld 1,000 against the start and width of the interval that "
-        "targets are drawn from; says which of them comes nearest to the paper's baselines (MPE is not looked at).",
+    about = (
+        "Exact relative variance on Gridworld 1,000 against the start and width of the interval that targets are drawn "
+        "from; says which of them comes nearest to the paper's baselines (MPE is not looked at)."
     )
+    parser = commands.parser("calibrate", about, study=STUDY)
     parser.add_argument("--groups", type=int, default=30, help="groups (default 30)")
-    parser.add_argument("--out", type=Path, default=ROOT / "data" / "calibrate", help="folder of the results")
     args = parser.parse_args(arguments)
-    try:
-        if args.groups < 1:
-            raise ValueError(f"--groups is {args.groups}, expected a whole number of at least 1")
-        _, rule = read_rule(section("targets"))
-        args.out.mkdir(parents=True, exist_ok=True)  # before the work, not after it
+
+    def work() -> None:
+        check_number("--groups", args.groups, 1, 10_000)
+        _, rule = read_rule(studies.read(args.study))
+        out = args.data / "calibrate"
+        out.mkdir(parents=True, exist_ok=True)  # before the work, not after it
         found = scan(rule.policies, rule.history, args.groups)
-    except (ValueError, OSError) as error:
-        print(f"calibrate: {error}", file=sys.stderr)
-        return 2
-    printed = Table(title=f"Medians over {args.groups} groups; the paper's: {', '.join(map(str, PAPER.values()))}")
-    for column in HEADER:
-        printed.add_column(column, justify="right")
-    lines = ["| " + " | ".join(row) + " |" for row in (HEADER, ["---"] * len(HEADER), *rows(found))]
-    for row in rows(found):
-        printed.add_row(*row)
-    with whole(args.out / "calibration.md") as part:
-        part.write_text("\n".join(lines) + "\n")
-    draw(found, args.out / "calibration")
-    Console().print(printed)
-    i, j = choose({name: found[name] for name in PAPER})
-    print(f"Nearest to the paper's baselines: start {list(STARTS[i])}, width {WIDTHS[j]}.")
-    print(f"params.yaml has start {list(rule.start)}, width {rule.width}. Figure: {args.out / 'calibration.png'}")
-    return 0
+        with atomic(out / "calibration.md") as part:
+            part.write_text(markdown([HEADER, *rows(found)]))
+        draw(found, out / "calibration")
+        printed = ", ".join(map(str, PAPER.values()))
+        commands.show(f"Medians over {args.groups} groups; the paper's: {printed}", [HEADER, *rows(found)])
+        i, j = choose({name: found[name] for name in PAPER})
+        print(f"Nearest to the paper's baselines: start {list(STARTS[i])}, width {WIDTHS[j]}.")
+        print(f"params.yaml has start {list(rule.start)}, width {rule.width}. Figure: {out / 'calibration.png'}")
+
+    return commands.guarded("calibrate", work)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""Stage `evaluate`: the online runs of all estimators, for a shard of groups; then the metrics over all groups.
+"""Stage `evaluate`: the online runs of all estimators for each group; then the metrics over all groups.
 
-`python -m tasks.evaluate` runs one shard; `python -m flows.evaluate` runs them all. Per-run estimates are in
-data/evaluate/<env>/runs/<group>/runs.safetensors, what they say together in metrics.json and curves.csv beside them.
+Per-run estimates are in data/evaluate/<study>/runs/<group>/runs.safetensors, what they say together in metrics.json and
+curves.csv beside them.
 
-On a Gridworld the runs are independent and the truth is exact. A robot's runs are drawn from a pool of episodes, each
-run without replacement; so they overlap, and variances and the check for bias are taken from the whole pool instead.
-Its truth comes from on-policy episodes of its own.
+Where the environment is a finite MDP, the runs are independent and the truth is exact. Elsewhere they are drawn from a
+pool of episodes, each run without replacement; so they overlap, and variances and the check for bias are taken from the
+whole pool instead. The truth then comes from on-policy episodes of its own.
 """
 
 import csv
@@ -13,63 +13,56 @@ import json
 import sys
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import load_file, save_file
 
-from manyfold import environments, evaluation, exact, stats
-from manyfold.evaluation import ESTIMATORS, Tables
-from manyfold.gridworld import Gridworld
-from manyfold.mdp import Array, Ints
-from manyfold.networks import NetworkPolicySet
-from manyfold.robots import Robot
+from manyfold import exact
+from manyfold.arrays import Array, Ints
+from manyfold.data.episodes import Episodes
+from manyfold.envs import Environment
+from manyfold.estimate import runs, summary
+from manyfold.estimate.loggers import logging_of
+from manyfold.estimate.methods import LOGGERS, METHODS, Loggers
+from manyfold.files import atomic, atomic_folder, load_tensors, save_tensors, write_json
+from manyfold.mdp import FiniteMDP
 from manyfold.streams import stream
-from tasks import shards
+from manyfold.tables import Rows
+from tasks import stages
 from tasks.behavior import design
 from tasks.behavior import params as behavior_params
-from tasks.files import whole
-from tasks.fits import Inputs, earlier
-from tasks.params import check_names, section
-from tasks.shards import Report, group_name, reporter, shard_main, whole_folder
+from tasks.executor import stage_main
+from tasks.groups import Group
+from tasks.params import check_names, check_numbers
+from tasks.stages import earlier, reporter
+from tasks.studies import Study, group_name
 
-HEADER = ("estimator", "relative variance", "median", "exact", "episodes to match", "largest mean error / its SE")
 NEEDS = ("targets", "q", "q_hat", "behavior")
+MOST = 10_000_000  # episodes
 
 
 class Protocol(NamedTuple):
+    """How much is run."""
+
     runs: int
-    episodes: int  # in total for each estimator of a run
+    episodes: int  # in total for each estimator of a run; no more than the pool where runs are drawn from one
     match: int  # on-policy episodes whose error is to be matched
-    pool: int  # a robot's episodes of each set of loggers, from which its runs are drawn
-    truth: int  # a robot's on-policy episodes of all targets together, for the truth alone
+    pool: int  # episodes of each set of loggers, from which runs are drawn where nothing is exact
+    truth: int  # on-policy episodes of all targets together, for the truth alone, where nothing is exact
 
 
-def read_protocol(env: str) -> Protocol:
-    """The stage's section of params.yaml; a robot's runs are no longer than its pool."""
-    params = section("evaluate")
-    check_names("evaluate", params, {*Protocol._fields, "more"})
-    more = params["more"]
-    fits = isinstance(more, dict) and more.keys() <= set(environments.ROBOTS)
-    if not fits or not all(isinstance(x, dict) and x.keys() <= {"pool", "truth"} for x in more.values()):
-        raise ValueError(
-            f"evaluate.more is {more!r}, expected pool and truth by robot, such as {{ant: {{truth: 3000}}}}"
-        )
-    params = {**{name: params[name] for name in Protocol._fields}, **more.get(env, {})}
-    for name, least in (("runs", 2), ("episodes", 2), ("match", 1), ("pool", 2), ("truth", 2)):
-        value = params[name]
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise ValueError(f"evaluate.{name} is {value!r}, expected a whole number of at least {least}")
+def read_protocol(study: Study) -> Protocol:
+    """The stage's section."""
+    params = study.section("evaluate")
+    check_names("evaluate", params, set(Protocol._fields))
+    bounds = {"runs": (2, 100_000), "episodes": (2, MOST), "match": (1, MOST), "pool": (2, MOST), "truth": (2, MOST)}
+    check_numbers("evaluate", params, bounds)
     if params["match"] > params["episodes"]:
         raise ValueError(f"evaluate.match is {params['match']}, expected at most {params['episodes']} = episodes")
     if params["match"] > params["pool"]:
         raise ValueError(f"evaluate.pool is {params['pool']}, expected at least {params['match']} = match")
-    if env in environments.ROBOTS:
-        params["episodes"] = min(params["episodes"], params["pool"])
     return Protocol(**params)
 
 
@@ -86,204 +79,214 @@ def points(protocol: Protocol, policies: int) -> Ints:
         value = getattr(protocol, name)
         if value % policies or value < 2 * policies:
             raise ValueError(f"evaluate.{name} is {value}, expected a multiple of {policies} policies, 2 each or more")
-    return evaluation.check_points(x, policies)
+    return runs.check_points(x, policies)
 
 
-def prepare(env: str, data: Path) -> tuple[int, Path]:
-    """The number of groups and the work folder."""
-    protocol = read_protocol(env)
-    groups, seen = earlier(NEEDS, env, data)
-    points(protocol, Inputs(env, 0, data).policies().n_policies)
-    return groups, shards.work_folder("evaluate", env, [protocol, behavior_params()[1], seen], data)
-
-
-class Group(NamedTuple):
+class Result(NamedTuple):
     """What the runs of one group gave."""
 
     estimates: Array  # [R, E, points, K]
-    variances: Array  # n times the variance, as seen within each run, [R, E, K]
+    variances: Array  # n times the variance, as seen within each run, [R, E, K]; one row where it is the pool's
     truth: Array  # J, [K]
     exact: Array  # n times the exact variance, NaN where there is none, [E, K]
     points: Ints
-    pool: Array | None = None  # estimates from a robot's whole pool and their standard errors, [2, E, K]
-    truth_error: Array | None = None  # standard error of a robot's truth, [K]
+    pool: Array | None = None  # estimates from the whole pool and their standard errors, [2, E, K]
+    truth_error: Array | None = None  # standard error of the truth where it is not exact, [K]
 
     def save(self, path: Path) -> None:
-        arrays = {name: np.ascontiguousarray(x) for name, x in self._asdict().items() if x is not None}
-        save_file(arrays, path, metadata={"estimators": json.dumps(list(ESTIMATORS))})
+        """One file with a checksum."""
+        arrays = {
+            name: torch.from_numpy(np.ascontiguousarray(x)) for name, x in self._asdict().items() if x is not None
+        }
+        save_tensors(path, arrays, "runs", 1, {"estimators": list(METHODS)})
 
     @classmethod
-    def load(cls, path: Path) -> "Group":
-        try:
-            with safe_open(path, "numpy") as file:
-                if json.loads((file.metadata() or {}).get("estimators", "null")) != list(ESTIMATORS):
-                    raise ValueError(f"{path}: runs of other estimators; run the stage `evaluate` again")
-                return cls(**{name: file.get_tensor(name) for name in cls._fields if name in file.keys()})  # noqa: SIM118
-        except SafetensorError as error:
-            raise ValueError(f"{path}: not a whole file of runs ({error}); was it cut off?") from None
+    def load(cls, path: Path) -> "Result":
+        """What `save` wrote; anything else is refused with one line."""
+        tensors, about = load_tensors(path, "runs", 1, finite=False)
+        if about.get("estimators") != list(METHODS):
+            raise ValueError(f"{path}: runs of other estimators; run the stage `evaluate` again")
+        needed = {"estimates", "variances", "truth", "exact", "points"}
+        if not needed <= tensors.keys() <= set(cls._fields):
+            raise ValueError(f"{path}: has {sorted(tensors)!s:.80}, expected {', '.join(sorted(needed))}")
+        return cls(**{name: x.numpy() for name, x in tensors.items()})
 
 
-def evaluate_gridworld(env: str, group: int, protocol: Protocol, data: Path) -> Group:
-    """All runs of one group, and the truth."""
-    (targets, q, q_hat), mu, odi = design(Inputs(env, group, data)).tables()
-    world = Gridworld.draw(environments.GRIDWORLDS[env], group)
-    tables, at = Tables(targets, mu, odi, q), points(protocol, len(targets))
+def evaluate_exact(group: Group, env: Environment, mdp: FiniteMDP, protocol: Protocol) -> Result:
+    """Independent runs, and the truth by dynamic programming."""
+    behavior = design(group)
+    (targets, q, q_hat), mu, odi = behavior.tables()
+    logging, at, name = logging_of(env, behavior), points(protocol, len(targets)), group.study.name
     found = []
     for run in range(protocol.runs):
 
-        def log(loggers: evaluation.Loggers, run: int = run) -> evaluation.Logged:
-            rng = stream("evaluate", env, group, loggers, run)
-            return evaluation.log_tabular(world, tables, loggers, protocol.episodes, rng)
+        def log(loggers: Loggers, run: int = run) -> Episodes:
+            rng = stream("evaluate", name, group.number, loggers, run)
+            (episodes,) = logging.log(loggers, protocol.episodes, rng)
+            return episodes
 
-        found.append(evaluation.run(log, at))
-    mdp = world.to_mdp()
+        found.append(runs.run(log, at))
     known = exact.estimator_variances(mdp, targets, q_hat, q, (mu, odi))
     unknown = np.full(len(targets), np.nan)
-    return Group(
+    return Result(
         np.stack([f.estimates for f in found]),
         np.stack([f.variances for f in found]),
         exact.values(mdp, targets),
-        np.stack([known.get(name, unknown) for name in ESTIMATORS]),
+        np.stack([known.get(name, unknown) for name in METHODS]),
         at,
     )
 
 
-def read_robot(inputs: Inputs) -> Robot:
-    """A group's policies, from the earlier stages."""
-    return Robot(inputs.env, NetworkPolicySet.load(inputs.folder("targets") / "companion"), design(inputs))
+def evaluate_pool(
+    group: Group, env: Environment, protocol: Protocol, work: Path, tick: Callable[[int], None]
+) -> Result:
+    """Runs drawn from a pool, and the truth from other episodes; each set of episodes is cached in `work`."""
+    logging, name, number = logging_of(env, design(group)), group.study.name, group.number
+    values: runs.Values = {}
+    for i, loggers in enumerate(LOGGERS):
 
+        def pool(loggers: Loggers = loggers) -> dict[str, Array]:
+            rng = stream("evaluate", name, number, loggers)
+            found = runs.returns(logging.log(loggers, protocol.pool, rng), loggers)
+            return {returns: x for (_, returns), x in found.items()}
 
-def log_pool(robot: Robot, group: int, loggers: evaluation.Loggers, protocol: Protocol) -> dict[str, Array]:
-    """The returns of these loggers' pool, by name; `[K, pool]` each."""
-    logged = robot.log(loggers, protocol.pool, stream("evaluate", robot.env, group, loggers))
-    parts = [evaluation.returns(block, loggers) for block in logged]
-    return {key[1].__name__: np.concatenate([part[key] for part in parts], -1) for key in parts[0]}
-
-
-def log_truth(robot: Robot, group: int, protocol: Protocol) -> dict[str, Array]:
-    """J and its standard error, `[K]` each, from on-policy episodes that no estimator sees.
-
-    All targets' episodes serve each target, by the balance heuristic with q as a baseline: unbiased whatever q is, with
-    bounded weights, and as exact as several times as many plain returns.
-    """
-    logged = robot.log("targets", protocol.truth, stream("evaluate", robot.env, group, "truth"))
-    values = np.concatenate([evaluation.balanced_baseline(block) for block in logged], -1)
-    mean, variance = evaluation.pooled_estimates(values, np.array([protocol.truth]), len(values))
-    return {"truth": mean[0], "truth_error": np.sqrt(variance / protocol.truth)}
-
-
-def evaluate_robot(
-    env: str, group: int, protocol: Protocol, data: Path, work: Path, tick: Callable[[int], None]
-) -> Group:
-    """All runs of one group, and the truth; each set of episodes is kept in `work` as soon as it is there."""
-    robot = read_robot(Inputs(env, group, data))
-    values: evaluation.Values = {}
-    for i, loggers in enumerate(evaluation.LOGGERS):
-        found = kept(work / f"{loggers}.safetensors", lambda x=loggers: log_pool(robot, group, x, protocol))
-        known = {e.returns.__name__: e.returns for e in ESTIMATORS.values()}
-        values |= {(loggers, known[name]): x for name, x in found.items()}
+        values |= {(loggers, returns): x for returns, x in cached(work / f"{loggers}.safetensors", pool).items()}
         tick(i + 1)
-    truth = kept(work / "truth.safetensors", lambda: log_truth(robot, group, protocol))
+
+    def log_truth() -> dict[str, Array]:
+        rng = stream("evaluate", name, number, "truth")
+        return dict(
+            zip(("truth", "error"), runs.pooled_truth(logging.log("targets", protocol.truth, rng)), strict=True)
+        )
+
+    truth = cached(work / "truth.safetensors", log_truth)
+    protocol = protocol._replace(episodes=min(protocol.episodes, protocol.pool))
     at = points(protocol, len(truth["truth"]))
-    rng = stream("evaluate", env, group, "runs")
-    runs = [evaluation.estimates(evaluation.draw(values, protocol.episodes, rng), at) for _ in range(protocol.runs)]
-    whole_pool = evaluation.estimates(values, np.array([protocol.pool]))
-    return Group(
-        np.stack([run.estimates for run in runs]),
+    rng = stream("evaluate", name, number, "runs")
+    drawn = [runs.estimates(runs.draw(values, protocol.episodes, rng), at) for _ in range(protocol.runs)]
+    whole_pool = runs.estimates(values, np.array([protocol.pool]))
+    return Result(
+        np.stack([run.estimates for run in drawn]),
         whole_pool.variances[None],
         truth["truth"],
         np.full(whole_pool.variances.shape, np.nan),
         at,
         np.stack([whole_pool.estimates[:, 0], np.sqrt(whole_pool.variances / protocol.pool)]),
-        truth["truth_error"],
+        truth["error"],
     )
 
 
-def kept(path: Path, make: Callable[[], dict[str, Array]]) -> dict[str, Array]:
+def cached(path: Path, make: Callable[[], dict[str, Array]]) -> dict[str, Array]:
     """What an earlier call saved there, or what `make` gives, saved."""
     if not path.exists():
-        with whole(path) as part:
-            save_file({name: np.ascontiguousarray(x) for name, x in make().items()}, part)
-    return load_file(path)
+        arrays = {name: torch.from_numpy(np.ascontiguousarray(x)) for name, x in make().items()}
+        save_tensors(path, arrays, "cached", 1, {})
+    return {name: x.numpy() for name, x in load_tensors(path, "cached", 1, finite=False)[0].items()}
 
 
-def tick(report: Report, before: int, done: int) -> None:
-    """Reports what is done of a group, after the groups before it."""
-    report(before + done, "")
+class Evaluate:
+    """The stage, for the executor."""
+
+    name, unit, batched = "evaluate", "parts", False
+    header = ("estimator", "relative variance", "median", "exact", "episodes to match", "largest mean error / its SE")
+
+    def prepare(self, study: Study, data: Path) -> tuple[int, Path]:
+        protocol = read_protocol(study)
+        groups, seen = earlier(NEEDS, study, data)
+        policies = Group(study, 0, data).policies().n_policies
+        for episodes in (protocol.episodes, min(protocol.episodes, protocol.pool)):
+            points(protocol._replace(episodes=episodes), policies)
+        return groups, stages.work_folder("evaluate", study, [protocol, behavior_params(study)[1], seen], data)
+
+    def run(self, study: Study, groups: list[int], work: Path, data: Path) -> None:
+        torch.set_num_threads(1)
+        protocol = read_protocol(study)
+        each = len(LOGGERS) + 1
+        report = reporter(work, groups, each * len(groups))
+        for i, number in enumerate(groups):
+            out, text = work / group_name(number), ""
+            if not self.is_whole(out):
+                start, group = time.perf_counter(), Group(study, number, data)
+                env = group.environment()
+                mdp = env.mdp()
+                if mdp is not None:
+                    found = evaluate_exact(group, env, mdp, protocol)
+                    episodes = len(LOGGERS) * protocol.runs * protocol.episodes
+                else:
+
+                    def tick(done: int, before: int = i * each) -> None:
+                        report(before + done, "")
+
+                    found = evaluate_pool(group, env, protocol, work / f"{out.name}.parts", tick)
+                    episodes = len(LOGGERS) * protocol.pool + protocol.truth
+                with atomic_folder(out) as folder:
+                    found.save(folder / "runs.safetensors")
+                text = f"{episodes / (time.perf_counter() - start):,.0f} episodes/s in each process"
+            report((i + 1) * each, text)
+
+    def is_whole(self, folder: Path) -> bool:
+        """Whether a group's folder holds its runs, and they load."""
+        try:
+            Result.load(folder / "runs.safetensors")
+        except (ValueError, OSError):
+            return False
+        return True
+
+    def collect(self, study: Study, groups: int, work: Path, data: Path) -> Path:
+        """Writes metrics.json and curves.csv, then puts the runs in place: an interrupted call can be repeated."""
+        out = data / "evaluate" / study.name
+        names = [group_name(group) for group in range(groups)]
+        folders = [work / name if self.is_whole(work / name) else work / "whole" / name for name in names]
+        if all(map(self.is_whole, folders)):  # otherwise `stages.collect` says what is missing
+            found = [Result.load(folder / "runs.safetensors") for folder in folders]
+            write_metrics(study, read_protocol(study), found, out)
+        stages.collect(out / "runs", groups, work, self.is_whole)
+        return out
+
+    def describe(self, out: Path) -> Rows:
+        """The table of metrics.json."""
+        metrics = json.loads((out / "metrics.json").read_text())
+        rows = []
+        for name in METHODS:
+            variance, error = metrics["relative_variance"][name], metrics["relative_variance_se"][name]
+            known = metrics["exact_relative_variance"][name]
+            rows.append(
+                (
+                    name,
+                    f"{variance:.4f} +- {error:.4f}" if error is not None else f"{variance:.4f}",
+                    f"{metrics['relative_variance_median'][name]:.4f}",
+                    "" if known is None else f"{known:.4f}",
+                    f"{metrics['episodes_to_match'][name]:,.0f}",
+                    f"{metrics['largest_mean_error'][name]:.1f}",
+                )
+            )
+        return rows
 
 
-def run(env: str, groups: list[int], data: Path) -> Path:
-    """One shard's groups; those that are there already are kept."""
-    torch.set_num_threads(1)
-    protocol = read_protocol(env)
-    _, work = prepare(env, data)
-    robot = env in environments.ROBOTS
-    each = len(evaluation.LOGGERS) + 1 if robot else protocol.runs
-    report = reporter(work, groups, each * len(groups))
-    for i, group in enumerate(groups):
-        out = work / group_name(group)
-        if not is_whole(out):
-            start = time.perf_counter()
-            if robot:
-                parts = work / f"{out.name}.parts"
-                found = evaluate_robot(env, group, protocol, data, parts, partial(tick, report, i * each))
-                episodes = 3 * protocol.pool + protocol.truth
-            else:
-                found = evaluate_gridworld(env, group, protocol, data)
-                episodes = 3 * protocol.runs * protocol.episodes
-            with whole_folder(out) as folder:
-                found.save(folder / "runs.safetensors")
-            rate = episodes / (time.perf_counter() - start)
-            report((i + 1) * each, f"{rate:,.0f} episodes/s in each process")
-        report((i + 1) * each, "")
-    return work
-
-
-def is_whole(folder: Path) -> bool:
-    """Whether a group's folder holds its runs, and they load."""
-    try:
-        Group.load(folder / "runs.safetensors")
-    except (ValueError, OSError):
-        return False
-    return True
-
-
-def collect(env: str, groups: int, work: Path, data: Path) -> Path:
-    """Writes metrics.json and curves.csv, then puts the runs in place: an interrupted call can be repeated."""
-    out = data / "evaluate" / env
-    names = [group_name(group) for group in range(groups)]
-    folders = [work / name if is_whole(work / name) else work / "whole" / name for name in names]
-    if all(map(is_whole, folders)):  # otherwise `shards.collect` says what is missing
-        found = [Group.load(folder / "runs.safetensors") for folder in folders]
-        write_metrics(env, read_protocol(env), len(found[0].truth), found, out)
-    shards.collect(out / "runs", groups, work, is_whole)
-    return out
-
-
-def write_metrics(env: str, protocol: Protocol, policies: int, found: list[Group], out: Path) -> None:
+def write_metrics(study: Study, protocol: Protocol, found: list[Result], out: Path) -> None:
     """What all groups say together."""
-    at = found[0].points
+    at, policies = found[0].points, len(found[0].truth)
     estimates, truth = np.stack([g.estimates for g in found]), np.stack([g.truth for g in found])
     variances = np.stack([g.variances.mean(0) for g in found])  # [G, E, K]
-    relative = stats.summarise(stats.relative_variances(variances))
-    known = stats.summarise(stats.relative_variances(np.stack([g.exact for g in found])))
-    errors = stats.relative_errors(estimates, truth)  # [G, E, points, K]
-    curve = stats.summarise(errors.mean(-1))  # [E, points]
-    match = stats.episodes_to_match(at, curve.mean, protocol.match)
-    mean, error = pool_bias(found) if found[0].pool is not None else stats.bias(estimates[:, :, :, -1], truth)
+    relative = summary.summarise(summary.relative_variances(variances))
+    known = summary.summarise(summary.relative_variances(np.stack([g.exact for g in found])))
+    errors = summary.relative_errors(estimates, truth)  # [G, E, points, K]
+    curve = summary.summarise(errors.mean(-1))  # [E, points]
+    match = summary.episodes_to_match(at, curve.mean, protocol.match)
+    mean, error = pool_bias(found) if found[0].pool is not None else summary.bias(estimates[:, :, :, -1], truth)
 
     def named(x: Array, digits: int = 6) -> dict[str, float | None]:
         return {
-            name: None if not np.isfinite(v) else round(float(v), digits) for name, v in zip(ESTIMATORS, x, strict=True)
+            name: None if not np.isfinite(v) else round(float(v), digits) for name, v in zip(METHODS, x, strict=True)
         }
 
     metrics = {
-        "env": env,
+        "env": study.name,
         "groups": len(found),
         "runs": protocol.runs,
         "policies": policies,
         "episodes": protocol.match,
-        "max_episodes": protocol.episodes,
+        "max_episodes": int(at[-1]),
         "relative_variance": named(relative.mean),
         "relative_variance_se": named(relative.standard_error),
         "relative_variance_median": named(relative.median),
@@ -295,24 +298,23 @@ def write_metrics(env: str, protocol: Protocol, policies: int, found: list[Group
     }
     if found[0].truth_error is not None:
         metrics |= {"runs_from": "pool", "pool": protocol.pool, "truth": truth_metrics(found, protocol)}
-    with whole(out / "metrics.json") as part:
-        part.write_text(json.dumps(metrics, indent=1) + "\n")
-    with whole(out / "curves.csv") as part, part.open("w", newline="") as file:
+    write_json(out / "metrics.json", metrics)
+    with atomic(out / "curves.csv") as part, part.open("w", newline="") as file:
         table = csv.writer(file, lineterminator="\n")
         table.writerow(["estimator", "policy", "episodes", "relative_error", "standard_error"])
-        series = [("all", curve)] + [(str(k), stats.summarise(errors[..., k])) for k in range(policies)]
-        for i, name in enumerate(ESTIMATORS):
-            for policy, summary in series:
+        series = [("all", curve)] + [(str(k), summary.summarise(errors[..., k])) for k in range(policies)]
+        for i, name in enumerate(METHODS):
+            for policy, one in series:
                 for j, n in enumerate(at):
-                    numbers = (f"{summary.mean[i, j]:.6g}", f"{summary.standard_error[i, j]:.3g}")
-                    table.writerow([name, policy, n, *numbers])
+                    table.writerow([name, policy, n, f"{one.mean[i, j]:.6g}", f"{one.standard_error[i, j]:.3g}"])
 
 
-def pool_bias(found: list[Group]) -> tuple[Array, Array]:
+def pool_bias(found: list[Result]) -> tuple[Array, Array]:
     """The mean error of the pools' estimates over the groups and its standard error, truth's included; `[E, K]`."""
-    errors = np.stack([g.pool[0] - g.truth for g in found])
-    squares = np.stack([g.pool[1] ** 2 + g.truth_error**2 for g in found])
-    return errors.mean(0), np.sqrt(squares.sum(0)) / len(found)
+    pools = [(g.pool, g.truth, g.truth_error) for g in found if g.pool is not None and g.truth_error is not None]
+    errors = np.stack([pool[0] - truth for pool, truth, _ in pools])
+    squares = np.stack([pool[1] ** 2 + error**2 for pool, _, error in pools])
+    return errors.mean(0), np.sqrt(squares.sum(0)) / len(pools)
 
 
 def value_metrics(truth: Array) -> dict[str, float]:
@@ -321,33 +323,15 @@ def value_metrics(truth: Array) -> dict[str, float]:
     return {name: round(float(x), 6) for name, x in numbers.items()}
 
 
-def truth_metrics(found: list[Group], protocol: Protocol) -> dict[str, float]:
+def truth_metrics(found: list[Result], protocol: Protocol) -> dict[str, float]:
     """Standard errors of the truth: the mean, and as a share of on-policy MC's at `match` episodes, mean and worst."""
-    error = np.stack([g.truth_error for g in found])  # [G, K]
+    error = np.stack([g.truth_error for g in found if g.truth_error is not None])  # [G, K]
     share = error / np.sqrt(np.stack([g.variances[:, 0].mean(0) for g in found]) / protocol.match)
     numbers = {"standard_error": error.mean(), "share": share.mean(), "largest_share": share.max()}
     return {"episodes": protocol.truth, **{name: round(float(x), 6) for name, x in numbers.items()}}
 
 
-def describe(out: Path) -> list[tuple[str, ...]]:
-    """The table of metrics.json."""
-    metrics = json.loads((out / "metrics.json").read_text())
-    rows = []
-    for name, estimator in ESTIMATORS.items():
-        variance, error = metrics["relative_variance"][name], metrics["relative_variance_se"][name]
-        known = metrics["exact_relative_variance"][name]
-        rows.append(
-            (
-                estimator.label,
-                f"{variance:.4f} +- {error:.4f}" if error is not None else f"{variance:.4f}",
-                f"{metrics['relative_variance_median'][name]:.4f}",
-                "" if known is None else f"{known:.4f}",
-                f"{metrics['episodes_to_match'][name]:,.0f}",
-                f"{metrics['largest_mean_error'][name]:.1f}",
-            )
-        )
-    return rows
-
+STAGE = Evaluate()
 
 if __name__ == "__main__":
-    sys.exit(shard_main("evaluate", "Runs all estimators for some groups of one environment under data/.work.", run))
+    sys.exit(stage_main("evaluate"))

@@ -1,37 +1,26 @@
-"""How all figures look: colours that the colour-blind can tell apart, and files that appear whole."""
+"""How all figures look, and files that appear atomically."""
 
 from pathlib import Path
 
 import matplotlib
 
-from tasks.files import whole
+from manyfold.files import atomic, with_ending
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
-__all__ = ["COLOURS", "MARKERS", "plt", "save", "style"]
-
-# Okabe-Ito
-COLOURS = {
-    "on_policy": "#000000",
-    "mpe": "#0072B2",
-    "odi": "#E69F00",
-    "son": "#56B4E9",
-    "sodi": "#CC79A7",
-    "mpe_baseline": "#D55E00",
-    "son_balanced": "#009E73",
-}
-MARKERS = {"on_policy": "o", "mpe": "s", "odi": "^", "son": "v", "sodi": "D", "mpe_baseline": "P", "son_balanced": "X"}
+__all__ = ["plt", "save", "style"]
 
 
 def style() -> None:
+    """Sets what all figures share."""
     plt.rcParams.update({"font.size": 10, "svg.hashsalt": "manyfold", "axes.grid": True, "grid.alpha": 0.25})
 
 
-def save(figure: Figure, path: Path, dpi: int = 130) -> None:
+def save(figure: Figure, path: Path, dpi: int = 130, forms: tuple[str, ...] = ("png", "svg")) -> None:
     """`path`.png and `path`.svg, the same bytes for the same numbers."""
-    for suffix in ("png", "svg"):
-        with whole(path.with_suffix(f".{suffix}")) as part:
+    for suffix in forms:
+        with atomic(with_ending(path, suffix)) as part:
             figure.savefig(part, format=suffix, dpi=dpi, metadata={"Date": None} if suffix == "svg" else None)
     plt.close(figure)

@@ -1,34 +1,43 @@
-"""params.yaml: one section for each stage."""
+"""params.yaml: one section of defaults for each stage, one section for each study."""
 
+import re
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from manyfold.arrays import check_number
+
 ROOT = Path(__file__).parents[1]
+NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")  # 1e-3 is text to YAML 1.1, which wants 1.0e-3
 
 
 def read(path: Path = ROOT / "params.yaml") -> dict[str, Any]:
-    """The whole file, or a ValueError in one line."""
+    """The whole file, or a ValueError in one line that names the place."""
     try:
         params = yaml.safe_load(path.read_text())
     except yaml.YAMLError as error:
-        raise ValueError(f"{path.name}: not YAML ({' '.join(str(error).split())})") from None
+        mark = getattr(error, "problem_mark", None)
+        place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise ValueError(f"{path.name}{place}: not YAML ({getattr(error, 'problem', None) or error})") from None
+    except (RecursionError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path.name}: not YAML ({type(error).__name__})") from None
     if not isinstance(params, dict):
         raise ValueError(f"{path.name}: expected sections, found none")
-    return params
+    return {name: _numbers(value) for name, value in params.items()}
 
 
-def section(stage: str, path: Path = ROOT / "params.yaml") -> dict[str, Any]:
-    """The stage's section."""
-    params = read(path)
-    if not isinstance(params.get(stage), dict):
-        raise ValueError(f"{path.name}: expected a section {stage!r}, found none")
-    return dict(params[stage])
+def _numbers(value: Any) -> Any:
+    """Text that is a number in scientific notation as that number."""
+    if isinstance(value, dict):
+        return {name: _numbers(x) for name, x in value.items()}
+    if isinstance(value, list):
+        return [_numbers(x) for x in value]
+    return float(value) if isinstance(value, str) and NUMBER.fullmatch(value) else value
 
 
 def runner(path: Path = ROOT / "params.yaml") -> tuple[str, str]:
-    """Where shards run, `local` or `dask`, and the address of Dask's scheduler."""
+    """Where groups are worked on, `local` or `dask`, and the address of Dask's scheduler."""
     params = read(path)
     kind, scheduler = params.get("runner"), params.get("scheduler") or ""
     if kind not in ("local", "dask"):
@@ -44,3 +53,9 @@ def check_names(stage: str, found: dict[str, Any], expected: set[str]) -> None:
         raise ValueError(f"params.yaml: {stage}.{name} is missing")
     for name in sorted(map(str, found.keys() - expected)):
         raise ValueError(f"params.yaml: {stage}.{name} is unknown, expected {', '.join(sorted(expected))}")
+
+
+def check_numbers(stage: str, found: dict[str, Any], bounds: dict[str, tuple[int, int]]) -> None:
+    """Refuses whole numbers of a stage that are out of bounds; the upper ones are what a machine can hold."""
+    for name, (least, most) in bounds.items():
+        check_number(f"{stage}.{name}", found[name], least, most)

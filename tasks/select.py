@@ -5,7 +5,6 @@ choice for every environment. The smallest network, then the smallest rate, with
 written to params.yaml. On Gridworlds the error against the exact q is printed too, and takes no part in the choice.
 """
 
-import argparse
 import dataclasses
 import itertools
 import json
@@ -19,18 +18,19 @@ import numpy as np
 import torch
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
-from manyfold import environments, exact
-from manyfold.fqe import Config, Diverged, fit
-from manyfold.gridworld import Gridworld
+from manyfold import exact
+from manyfold.files import atomic, write_json
+from manyfold.fqe import Config, Diverged, fit, q_problem
 from manyfold.streams import stream
-from tasks import q
+from manyfold.tables import Rows, write_table
+from tasks import commands, studies
 from tasks.accuracy import relative_error, visits
-from tasks.files import whole
-from tasks.fits import Inputs, fingerprint
+from tasks.fits import read_config
+from tasks.groups import Group
 from tasks.params import ROOT
-from tasks.shards import group_name, work_folder
+from tasks.stages import fingerprint, work_folder
+from tasks.studies import Study
 
 HIDDEN = (64, 128, 256)
 RATES = (1e-5, 1e-4, 1e-3, 1e-2)
@@ -40,22 +40,22 @@ Choice = tuple[int, float]
 Result = tuple[float, float]  # held-out error; against the exact q, NaN where that is unknown
 
 
-def measure(env: str, group: int, choice: Choice, config: Config, data: Path) -> Result:
+def measure(group: Group, choice: Choice, config: Config) -> Result:
     """Fits q of one group with these hyperparameters."""
     torch.set_num_threads(1)
-    inputs = Inputs(env, group, data)
-    policies = inputs.policies()
+    policies = group.policies()
     config = dataclasses.replace(config, hidden=choice[0], learning_rate=choice[1])
-    rng = stream("select", env, group)
+    rng = stream("select", group.study.name, group.number)
     try:
-        found = fit(inputs.transitions(), *q.problem(inputs), rng, config, policies.spec.n_cells)
+        found = fit(group.transitions(), *q_problem(policies), rng, config, policies.n_states)
     except Diverged:
         return float("inf"), float("nan")
     half = config.updates(policies.horizon) / 2
     held_out = min(check.held_out for check in found.curves if check.update > half)
-    if env not in environments.GRIDWORLDS:
+    mdp = group.environment().mdp()
+    if mdp is None:
         return held_out, float("nan")
-    mdp, pi = Gridworld.draw(environments.GRIDWORLDS[env], group).to_mdp(), policies.table()
+    pi = policies.table()
     error = relative_error(found.nets.table(), exact.action_values(mdp, pi), visits(mdp, pi))
     return held_out, float(error.mean())
 
@@ -82,34 +82,33 @@ def write(path: Path, choice: Choice) -> None:
         section, count = re.subn(rf"(?m)^( +{name}: )[^\s#]+", rf"\g<1>{value}", section)
         if not count:
             raise ValueError(f"{path}: no {name} in section q, expected a line `  {name}: ...`")
-    with whole(path) as part:
+    with atomic(path) as part:
         part.write_text(head + section)
 
 
-def run(jobs: list[tuple[str, int, Choice]], config: Config, data: Path) -> dict[tuple[str, int, Choice], Result]:
+def run(jobs: list[tuple[Study, int, Choice]], config: Config, data: Path) -> dict[tuple[str, int, Choice], Result]:
     """All fits, one process for each core; those that an earlier run finished are kept."""
-    found = {}
+    found: dict[tuple[str, int, Choice], Result] = {}
     console = Console(stderr=True)
     with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool, Progress(console=console) as progress:
         bar = progress.add_task("fits", total=len(jobs))
         waiting = {}
-        for job in jobs:
-            env, group, choice = job
-            seen = [fingerprint(Inputs(env, group, data).folder(stage)) for stage in ("targets", "offline")]
+        for study, number, choice in jobs:
+            group, job = Group(study, number, data), (study.name, number, choice)
+            seen = [fingerprint(group.folder(stage)) for stage in ("targets", "offline")]
             key = [config.batch, config.updates_per_step, config.most_updates, config.average, config.patience, seen]
-            path = work_folder("select", env, key, data) / f"{group}-{choice[0]}-{choice[1]:g}.json"
+            path = work_folder("select", study, key, data) / f"{number}-{choice[0]}-{choice[1]:g}.json"
             if path.exists():
-                found[job] = tuple(json.loads(path.read_text()))
+                held_out, error = json.loads(path.read_text())
+                found[job] = held_out, error
                 progress.advance(bar)
             else:
-                waiting[pool.submit(measure, env, group, choice, config, data)] = job, path
+                waiting[pool.submit(measure, group, choice, config)] = job, path
         try:
             for future in as_completed(waiting):
                 job, path = waiting[future]
                 found[job] = future.result()
-                path.parent.mkdir(parents=True, exist_ok=True)
-                with whole(path) as part:
-                    part.write_text(json.dumps(found[job]))
+                write_json(path, found[job])
                 progress.advance(bar)
         except BaseException:
             pool.shutdown(cancel_futures=True)
@@ -117,7 +116,7 @@ def run(jobs: list[tuple[str, int, Choice]], config: Config, data: Path) -> dict
     return found
 
 
-def rows(found: dict[tuple[str, int, Choice], Result], envs: list[str]) -> list[tuple[str, ...]]:
+def rows(found: dict[tuple[str, int, Choice], Result], envs: list[str]) -> Rows:
     """One for each choice: score, and for each environment the held-out error and that against the exact q."""
     score = scores(found)
     chosen = choose(score)
@@ -133,47 +132,40 @@ def rows(found: dict[tuple[str, int, Choice], Result], envs: list[str]) -> list[
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m tasks.select",
-        description="Fits q for every hidden x learning rate of the paper's grid, prints the held-out errors, and "
-        "writes the choice to params.yaml. Goes on where it stopped.",
+    about = (
+        "Fits q for every hidden x learning rate of the paper's grid, prints the held-out errors, writes the choice "
+        "to params.yaml. An interrupted run resumes."
     )
-    parser.add_argument("--envs", nargs="+", default=list(environments.GRIDWORLDS), help="environments to choose on")
-    parser.add_argument("--groups", type=int, default=2, help="groups of each environment (default 2)")
-    parser.add_argument("--data", type=Path, default=ROOT / "data", help="folder of all data (default data)")
+    parser = commands.parser("select", about, study="gridworld-1000,gridworld-27000")
+    parser.add_argument("--groups", type=int, default=2, help="groups of each study (default 2)")
     parser.add_argument("--params", type=Path, default=ROOT / "params.yaml", help="file that the choice is written to")
     args = parser.parse_args(arguments)
-    try:
-        for env in args.envs:
-            environments.check_env(env)
-            for group in range(args.groups):
-                folder = args.data / "offline" / env / group_name(group)
+
+    def work() -> None:
+        chosen_on = [studies.read(name) for name in args.study.split(",")]
+        for study in chosen_on:
+            for number in range(args.groups):
+                folder = Group(study, number, args.data).folder("offline")
                 if not folder.exists():
                     raise ValueError(f"{folder}: no such folder, expected the stage `offline` to have run")
         choices = list(itertools.product(reversed(HIDDEN), RATES))  # the longest first, so that no core waits long
-        jobs = [(env, group, c) for env in reversed(args.envs) for c in choices for group in range(args.groups)]
-        config, _ = q.STAGE.params()
-        found = run(jobs, config, args.data)
-        header = ("hidden", "learning rate", "score")
-        header += tuple(f"{env}: {what}" for env in args.envs for what in ("held-out", "q's error"))
-        table = rows(found, args.envs)
+        jobs = [(study, i, c) for study in reversed(chosen_on) for c in choices for i in range(args.groups)]
+        found = run(jobs, read_config("q", chosen_on[0].section("q")), args.data)
+        names = [study.name for study in chosen_on]
+        header = (
+            "hidden",
+            "learning rate",
+            "score",
+            *(f"{name}: {what}" for name in names for what in ("held-out", "q's error")),
+        )
+        table = [header, *rows(found, names)]
         chosen = choose(scores(found))
         write(args.params, chosen)
-        lines = ["| " + " | ".join(row) + " |" for row in (header, ["---"] * len(header), *table)]
-        (args.data / "select").mkdir(exist_ok=True)
-        with whole(args.data / "select" / "grid.md") as part:
-            part.write_text("\n".join(lines) + "\n")
-    except (ValueError, OSError) as error:
-        print(f"select: {error}", file=sys.stderr)
-        return 2
-    printed = Table(title=f"q, {args.groups} groups each; score: held-out error as a multiple of the best")
-    for column in header:
-        printed.add_column(column, justify="right")
-    for row in table:
-        printed.add_row(*row)
-    Console().print(printed)
-    print(f"Chosen: hidden {chosen[0]}, learning rate {chosen[1]:g}, written to {args.params}.")
-    return 0
+        write_table(table, args.data / "select" / "grid", ("md",))
+        commands.show(f"q, {args.groups} groups each; score: held-out error as a multiple of the best", table)
+        print(f"Chosen: hidden {chosen[0]}, learning rate {chosen[1]:g}, written to {args.params}.")
+
+    return commands.guarded("select", work)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
-"""Stage `targets`: trains PPO for a shard of groups and saves K target policies, a companion and a history for each.
+"""Stage `targets`: K target policies for each group, by PPO or from the user's own files.
 
-`python -m tasks.targets` runs one shard; `python -m flows.targets` runs them all.
+PPO trains a part's groups together, as one batch; for each it saves the targets, a companion (a robot's other action
+dimensions) and a history to log offline data with.
 """
 
 import json
@@ -11,82 +12,145 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
-from manyfold import targets
-from manyfold.networks import NetworkPolicySet
-from manyfold.ppo import Position
-from manyfold.targets import Drawn, Rule, Training, step_of
-from tasks import shards
-from tasks.files import whole
-from tasks.params import check_names, section
-from tasks.shards import group_name, reporter, whole_folder
+from manyfold import policies
+from manyfold.files import atomic_folder, load_tensors, save_tensors, sha256, with_ending, write_json
+from manyfold.tables import Rows
+from manyfold.train import targets
+from manyfold.train.ppo import Position
+from manyfold.train.targets import Drawn, Rule, Training, step_of
+from tasks import stages
+from tasks.executor import stage_main
+from tasks.params import check_names, check_numbers
+from tasks.stages import reporter
+from tasks.studies import Study, group_name, make_environment
 
 
-def read_rule(params: dict[str, object]) -> tuple[int, Rule]:
-    """The number of groups and the rule, from the stage's section of params.yaml."""
+def read_rule(study: Study) -> tuple[int, Rule]:
+    """The number of groups and the rule by which PPO's checkpoints are drawn."""
+    params = study.section("targets")
     check_names("targets", params, {"groups", "policies", "start", "width", "history"})
-    values = dict(params)
-    groups, start = values.pop("groups"), values.pop("start")
-    if isinstance(groups, bool) or not isinstance(groups, int) or groups < 1:
-        raise ValueError(f"targets.groups is {groups!r}, expected a whole number of at least 1")
+    check_numbers("targets", params, {"groups": (1, 10_000)})
+    start = params["start"]
     if not isinstance(start, list | tuple):
         raise ValueError(f"targets.start is {start!r}, expected [low, high]")
-    return groups, Rule(start=tuple(start), **values)  # type: ignore[arg-type]
+    return params["groups"], Rule(params["policies"], tuple(start), params["width"], params["history"])
 
 
-def prepare(env: str, data: Path) -> tuple[int, Path]:
-    """The number of groups and the work folder; a rule that cannot be met is refused before anything is trained."""
-    groups, rule = read_rule(section("targets"))
-    for group in range(groups):
-        targets.draw(rule, env, group)
-    return groups, work_folder(env, rule, data)
+def imported(source: Path) -> list[Path]:
+    """The user's policy sets: a file is one group, a folder has a group for each of its files."""
+    files = sorted(source.glob("*.safetensors")) if source.is_dir() else [with_ending(source)]
+    if not files or not all(file.exists() for file in files):
+        raise ValueError(
+            f"{source}: no policy set (.safetensors), expected a file, or a folder with one for each group"
+        )
+    return files
 
 
-def work_folder(env: str, rule: Rule, data: Path) -> Path:
-    return shards.work_folder("targets", env, asdict(rule), data)
+class Targets:
+    """The stage, for the executor."""
+
+    name, unit, batched = "targets", "steps", True
+    header = ("group", "interval (training steps)", "policies")
+
+    def prepare(self, study: Study, data: Path) -> tuple[int, Path]:
+        """A rule that cannot be met is refused before anything is trained."""
+        source = study.source("targets")
+        if source is not None:
+            files = imported(source)
+            for group, file in enumerate(files):
+                check_fits(study, group, file)
+            return len(files), stages.work_folder("targets", study, [sha256(file) for file in files], data)
+        groups, rule = read_rule(study)
+        cfg = targets.config(make_environment(study, 0))
+        for group in range(groups):
+            targets.draw(rule, cfg, study.name, group)
+        return groups, stages.work_folder("targets", study, asdict(rule), data)
+
+    def run(self, study: Study, groups: list[int], work: Path, data: Path) -> None:
+        if all(self.is_whole(work / group_name(group)) for group in groups):
+            return
+        source = study.source("targets")
+        if source is None:
+            train(study, groups, read_rule(study)[1], work)
+            return
+        for group in groups:
+            with atomic_folder(work / group_name(group)) as folder:
+                policies.load(imported(source)[group]).save(folder / "targets")
+                write_json(folder / "plan.json", {"study": study.name, "source": imported(source)[group].name})
+
+    def is_whole(self, folder: Path) -> bool:
+        """Whether a group's folder holds all its policies, and they load."""
+        try:
+            plan = json.loads((folder / "plan.json").read_text())
+            for name in ("targets",) if "source" in plan else ("targets", "companion", "history"):
+                policies.load(folder / name)
+        except (ValueError, OSError):
+            return False
+        return True
+
+    def collect(self, study: Study, groups: int, work: Path, data: Path) -> Path:
+        return stages.collect(data / "targets" / study.name, groups, work, self.is_whole)
+
+    def describe(self, out: Path) -> Rows:
+        """Each group's name, interval and targets."""
+        rows = []
+        for folder in sorted(out.glob("group-*")):
+            plan = json.loads((folder / "plan.json").read_text())
+            if "source" in plan:
+                rows.append((folder.name, plan["source"], ", ".join(policies.load(folder / "targets").names)))
+            else:
+                steps = ", ".join(f"{target['step']:g}" for target in plan["targets"])
+                rows.append((folder.name, "{:,.0f} to {:,.0f}".format(*plan["interval"]), steps))
+        return rows
 
 
-def train_shard(env: str, groups: list[int], rule: Rule, work: Path) -> None:
-    """Trains the groups, unless they are there already, and writes a folder for each into `work`."""
-    if all(is_whole(work / group_name(group)) for group in groups):
-        return
+def check_fits(study: Study, group: int, file: Path) -> None:
+    """Refuses the user's policies where they are not of the study's environment."""
+    env, found = make_environment(study, group), policies.load(file)
+    for name in ("n_actions", "n_states", "width", "horizon"):
+        if getattr(found, name) != getattr(env, name):
+            raise ValueError(
+                f"{file}: its {name} is {getattr(found, name)}, expected {getattr(env, name)} as {env.name} has"
+            )
+
+
+def train(study: Study, groups: list[int], rule: Rule, work: Path) -> None:
+    """Trains the groups together and writes a folder for each into `work`."""
     torch.set_num_threads(1)
     state = work / f"state-{groups[0]:02d}-{groups[-1]:02d}.safetensors"
-    training = _begin(env, groups, rule, state)
+    training = _begin(study, groups, rule, state)
     tick = _ticker(training, work)
     while not training.finished:
         training.run_segment(tick)
         tensors, text = training.save()
-        with whole(state) as part:
-            save_file(tensors, part, metadata=text)
+        save_tensors(state, tensors, "training", 1, text)
     for group, drawn in zip(groups, training.results(), strict=True):
-        with whole_folder(work / group_name(group)) as folder:
+        with atomic_folder(work / group_name(group)) as folder:
             for name in ("targets", "companion", "history"):
                 getattr(drawn, name).save(folder / name)
-            (folder / "plan.json").write_text(json.dumps(_describe(env, drawn), indent=1) + "\n")
+            write_json(folder / "plan.json", _describe(study, training, drawn))
     state.unlink(missing_ok=True)
 
 
-def _begin(env: str, groups: list[int], rule: Rule, state: Path) -> Training:
-    """A training that goes on from the saved state, or from the start if there is none that can be read."""
-    plans = [targets.draw(rule, env, group) for group in groups]
-    training = Training(env, groups, plans)
+def _begin(study: Study, groups: list[int], rule: Rule, state: Path) -> Training:
+    """A training that resumes from the saved state, or starts over if there is none that can be read."""
+    env = make_environment(study, groups[0])
+    plans = [targets.draw(rule, targets.config(env), study.name, group) for group in groups]
+    training = Training(env, study.name, groups, plans)
     if not state.exists():
         return training
     try:
-        with safe_open(state, "pt") as saved:
-            training.load({name: saved.get_tensor(name) for name in saved.keys()}, saved.metadata())  # noqa: SIM118
-    except (SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
-        print(f"targets: {state} cannot be read ({str(error).splitlines()[0]}); starting anew", file=sys.stderr)
+        training.load(*load_tensors(state, "training", 1, finite=False))
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        print(f"targets: {state} cannot be read ({str(error).splitlines()[0]}); starting over", file=sys.stderr)
         state.unlink()
-        return Training(env, groups, plans)
+        return Training(env, study.name, groups, plans)
     return training
 
 
 def _ticker(training: Training, work: Path) -> Callable[[], None]:
-    """Reports the steps of all the shard's groups and their mean return."""
+    """Reports the steps of all the part's groups and their mean return."""
     each = training.config.batch * len(training.groups)
     report = reporter(work, training.groups, training.last * each)
 
@@ -99,15 +163,15 @@ def _ticker(training: Training, work: Path) -> Callable[[], None]:
     return tick
 
 
-def _describe(env: str, drawn: Drawn) -> dict[str, object]:
-    plan, config = drawn.plan, targets.config(env)
+def _describe(study: Study, training: Training, drawn: Drawn) -> dict[str, object]:
+    plan, config = drawn.plan, training.config
     returns = [round(float(x), 4) if np.isfinite(x) else None for x in drawn.returns]
 
     def positions(some: tuple[Position, ...]) -> list[dict[str, float]]:
         return [{"update": p.update, "epoch": p.epoch, "step": step_of(p, config)} for p in some]
 
     return {
-        "env": env,
+        "study": study.name,
         "interval": list(plan.interval),
         "targets": positions(plan.targets),
         "companion": positions((plan.companion,))[0],
@@ -116,50 +180,7 @@ def _describe(env: str, drawn: Drawn) -> dict[str, object]:
     }
 
 
-def is_whole(folder: Path) -> bool:
-    """Whether a group's folder holds all its policies, and they load."""
-    try:
-        for name in ("targets", "companion", "history"):
-            NetworkPolicySet.load(folder / name)
-        json.loads((folder / "plan.json").read_text())
-    except (ValueError, OSError):
-        return False
-    return True
-
-
-def collect(env: str, groups: int, work: Path, data: Path) -> Path:
-    """Puts the finished groups in place: data/targets/<env>."""
-    return shards.collect(data / "targets" / env, groups, work, is_whole)
-
-
-HEADER = ("group", "interval (training steps)", "checkpoints")
-
-
-def describe(out: Path) -> list[tuple[str, ...]]:
-    """Each group's name, interval and target checkpoints, as text."""
-    rows = []
-    for folder in sorted(out.glob("group-*")):
-        plan = json.loads((folder / "plan.json").read_text())
-        steps = ", ".join(f"{target['step']:g}" for target in plan["targets"])
-        rows.append((folder.name, "{:,.0f} to {:,.0f}".format(*plan["interval"]), steps))
-    return rows
-
-
-def run(env: str, groups: list[int], data: Path) -> Path:
-    """One shard of the stage, by params.yaml."""
-    _, rule = read_rule(section("targets"))
-    work = work_folder(env, rule, data)
-    train_shard(env, groups, rule, work)
-    return work
-
-
-def main(arguments: list[str] | None = None) -> int:
-    about = (
-        "Trains PPO for some groups of one environment, all at once as one batch, and saves their target policies "
-        "under data/.work; `python -m flows.targets` runs all groups and puts the result in place."
-    )
-    return shards.shard_main("targets", about, run, arguments)
-
+STAGE = Targets()
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(stage_main("targets"))

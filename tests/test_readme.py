@@ -1,56 +1,257 @@
-"""What the README shows is what the commands give."""
+"""What README and docs show is what the commands give."""
 
+import contextlib
 import importlib
+import importlib.util
+import io
 import re
 from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
+
+from tasks import studies
 
 ROOT = Path(__file__).parents[1]
-README = (ROOT / "README.md").read_text()
+PAGES = {str(path.relative_to(ROOT)): path for path in (*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md")))}
+TEXTS = {name: path.read_text() for name, path in PAGES.items()}
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+STUDIES = studies.names()
 
 
-def test_its_python_example_runs_and_estimates_every_policy():
-    (example,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+def blocks(text, language):
+    """The code of a page in one language."""
+    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
+
+
+def prose(text):
+    """A page without its code."""
+    return re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+
+
+def run(code):
+    """The names of an example, and what it printed."""
     names: dict[str, object] = {}
-    exec(example, names)
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec(code, names)
+    return names, printed.getvalue().splitlines()
+
+
+# --- examples ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_readme_is_one_screen():
+    assert len(TEXTS["README.md"].encode()) <= 8000
+
+
+def test_the_readmes_example_prints_what_it_says():
+    (code,) = blocks(TEXTS["README.md"], "python")
+    _, printed = run(code)
+    said = re.findall(r"`([\d.]+ \+- [\d.]+, alone [\d.]+ \+- [\d.]+)`", TEXTS["README.md"])
+    assert len(printed) == 8
+    assert said == [printed[0], printed[-1]]
+    for line in printed:  # both estimates are of the same policy
+        shared, error, alone, other = map(float, re.findall(r"[\d.]+", line))
+        assert abs(shared - alone) < 4 * np.hypot(error, other)
+        assert error < other
+
+
+def test_the_librarys_example_designs_a_behavior_policy_and_estimates_every_policy():
+    code, _, _ = blocks(TEXTS["docs/library.md"], "python")
+    names, printed = run(code)
+    found, truth = names["found"], names["truth"]
+    assert (np.abs(found.mean - truth) < 4 * np.hypot(found.standard_error, names["error"])).all()
+    assert printed[0].startswith("Expect ")
+
+
+def test_the_saved_policies_of_the_example_are_the_modules():
+    _, code, _ = blocks(TEXTS["docs/library.md"], "python")
+    _, printed = run(code)
+    assert float(printed[0]) < 1e-6
+
+
+def test_the_exact_example_estimates_every_policy():
+    _, _, code = blocks(TEXTS["docs/library.md"], "python")
+    names, _ = run(code)
     found, exact, mdp = names["found"], names["exact"], names["mdp"]
     assert (np.abs(found.mean - exact.values(mdp, names["policies"])) < 4 * found.standard_error).all()
 
 
+def test_no_other_page_has_an_example_that_nobody_runs():
+    assert [name for name in TEXTS if blocks(TEXTS[name], "python")] == ["README.md", "docs/library.md"]
+
+
+def test_the_study_in_the_docs_is_one_that_can_be_read(tmp_path):
+    own = yaml.safe_load(blocks(TEXTS["docs/pipeline.md"], "yaml")[0])["studies"]
+    params = yaml.safe_load((ROOT / "params.yaml").read_text())
+    params["studies"] |= own
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump(params))
+    study = studies.read("cartpole", tmp_path / "params.yaml")
+    assert studies.make_environment(study, 0).horizon == 100
+    assert study.source("targets") == tmp_path / "policies" / "cartpole.safetensors"
+    assert study.source("offline") is None
+    assert study.section("evaluate")["pool"] == 3000
+
+
+# --- tables and numbers -----------------------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize(
-    "table",
+    ("page", "table"),
     [
-        "report/all/relative_variance.md",
-        "report/all/episodes_to_match.md",
-        "report/all/policies.md",
-        "select/grid.md",
-        "accuracy/gridworld-1000.md",
-        "accuracy/gridworld-27000.md",
-        "accuracy/hopper.md",
-        "sensitivity/hopper.md",
+        ("reproducing", "report/all/relative_variance.md"),
+        ("reproducing", "report/all/episodes_to_match.md"),
+        ("reproducing", "report/all/cells.md"),
+        ("robots", "report/all/policies.md"),
+        ("robots", "accuracy/hopper.md"),
+        ("robots", "sensitivity/hopper.md"),
+        ("experiments", "select/grid.md"),
+        ("experiments", "accuracy/gridworld-1000.md"),
+        ("experiments", "accuracy/gridworld-27000.md"),
     ],
 )
-def test_its_tables_are_those_that_commands_wrote(table):
-    assert (ROOT / "data" / table).read_text().strip() in README
+def test_tables_are_those_that_commands_wrote(page, table):
+    assert (ROOT / "data" / table).read_text().strip() in TEXTS[f"docs/{page}.md"]
 
 
-def test_the_page_about_the_paper_has_every_cell():
-    page = (ROOT / "docs" / "reproducing.md").read_text()
-    assert (ROOT / "data" / "report" / "all" / "cells.md").read_text().strip() in page
+def test_the_readmes_table_is_gridworld_1000s():
+    lines = (ROOT / "data" / "report" / "all" / "relative_variance.md").read_text().splitlines()
+    rows = [line for line in lines if line.startswith("| Gridworld 1,000")]
+    assert len(rows) == 2
+    assert "\n".join((*lines[:2], *rows)) in TEXTS["README.md"]
 
 
-def test_its_pictures_are_there():
-    pictures = re.findall(r"!\[.*?\]\((.*?)\)", README)
-    assert len(pictures) >= 4
-    assert [picture for picture in pictures if not (ROOT / picture).exists()] == []
+def test_the_readmes_episodes_are_the_reports():
+    verdict = (ROOT / "data" / "report" / "gridworld-1000" / "verdict.txt").read_text()
+    mpe, baseline = re.findall(r"(\d+) episodes", verdict)
+    assert f"{mpe} episodes of one behavior policy match 1,000" in TEXTS["README.md"]
+    assert f"a baseline (ours) {baseline} do" in TEXTS["README.md"]
 
 
-def test_the_functions_it_names_exist():
-    modules = ("exact", "estimators", "fqe", "similarity", "gridworld", "behavior", "evaluation", "stats", "export")
-    tables = "\n".join(line for line in README.splitlines() if line.startswith("|"))
-    named = re.findall(rf"`({'|'.join(modules)})\.(\w+)", tables)
-    assert len(named) > 20
-    for module, function in named:
-        assert hasattr(importlib.import_module(f"manyfold.{module}"), function), f"{module}.{function}"
+def test_results_of_earlier_code_are_marked():
+    """As long as metrics.json says that another commit computed them."""
+    marks = (ROOT / "data" / "evaluate").glob("*/metrics.json")
+    earlier = {yaml.safe_load(path.read_text()).get("computed_by", "").split(",")[0] for path in marks} - {""}
+    for commit in earlier:
+        for page in ("README.md", "docs/reproducing.md", "docs/robots.md"):
+            assert commit in TEXTS[page], page
+
+
+# --- links, commands and names ----------------------------------------------------------------------------------------
+
+
+def anchors(text):
+    """Of the headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"```.*?```", "", text, flags=re.DOTALL), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_links_and_pictures_are_there(name):
+    for link in LINK.findall(prose(TEXTS[name])):
+        if "://" in link:
+            continue
+        path, _, anchor = link.partition("#")
+        target = (PAGES[name].parent / path).resolve() if path else PAGES[name]
+        assert target.exists(), link
+        if anchor:
+            assert anchor in anchors(target.read_text()), link
+
+
+def test_every_page_is_linked_from_the_readme():
+    linked = set(LINK.findall(TEXTS["README.md"]))
+    assert {name for name in PAGES if name != "README.md"} <= linked
+    assert len([picture for text in TEXTS.values() for picture in re.findall(r"!\[.*?\]\(", text)]) >= 8
+
+
+def is_module(name):
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_commands_have_modules_studies_and_make_targets(name):
+    """Those of 0.1.0 stand in the left column of a table of the changes."""
+    text = re.sub(r"^\| `[^|]*\|", "|", TEXTS[name], flags=re.MULTILINE) if name == "CHANGELOG.md" else TEXTS[name]
+    for module in re.findall(r"python -m\s+([\w.]*\w)", text):
+        assert is_module(module), module
+    for study in re.findall(r"(?:--study|-p study=|@)\s*([a-z][\w-]+)", text):
+        assert study in (*STUDIES, "cartpole"), study  # which docs/pipeline.md adds
+    assert not re.search(r"--env\b|flows\.(targets|offline|q|q_hat|behavior|evaluate|report)\b", text)
+    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    for target in re.findall(r"(?:`|^)make\s([a-z][\w-]*)", text, re.MULTILINE):
+        assert target in targets, target
+
+
+def test_deployments_are_those_of_prefect_yaml():
+    deployed = {item["name"] for item in yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]}
+    asked = re.findall(r"deployment run \w+/(\w+)", TEXTS["docs/pipeline.md"])
+    assert set(asked) | {"nightly"} == deployed
+
+
+def test_the_benchmarks_of_the_docs_exist_and_are_all_of_them():
+    named = set(re.findall(r"`benchmarks\.(\w+)`", TEXTS["docs/benchmarks.md"]))
+    helpers = {"__init__", "__main__", "show", "robots", "stable_baselines"}
+    assert named == {path.stem for path in (ROOT / "benchmarks").glob("*.py")} - helpers
+
+
+def resolve(name):
+    """What a dotted name inside manyfold is."""
+    found = importlib.import_module("manyfold")
+    for i, part in enumerate(parts := name.split(".")):
+        if not hasattr(found, part):
+            importlib.import_module(f"manyfold.{'.'.join(parts[: i + 1])}")
+        found = getattr(found, part)
+    return found
+
+
+def test_the_functions_of_the_papers_equations_exist():
+    tables = [line for line in TEXTS["docs/paper-to-code.md"].splitlines() if line.startswith("|")]
+    named = re.findall(r"`([a-z][\w]*(?:\.\w+)+)", "\n".join(tables))
+    assert len(named) > 35
+    for name in named:
+        assert callable(resolve(name)) or resolve(name), name
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_public_names_and_files_exist(name):
+    for public in re.findall(r"\bmf\.(\w+(?:\.\w+)*)", TEXTS[name]):
+        resolve(public)
+    for path in re.findall(r"`((?:manyfold|tasks|flows|tests|benchmarks)/[\w/]*\.py)`", TEXTS[name]):
+        assert (ROOT / path).exists(), path
+
+
+def test_the_names_that_contributors_are_told_exist():
+    text = TEXTS["CONTRIBUTING.md"]
+    for name in re.findall(r"`manyfold\.([a-z_]+(?:\.\w+)+)`", text):
+        resolve(name)
+    defined = {
+        "tasks/studies.py": "ENVIRONMENTS",
+        "manyfold/policies/__init__.py": "KINDS",
+        "tests/policy_kinds.py": "KINDS",
+        "manyfold/estimate/methods.py": "METHODS",
+        "manyfold/estimate/registry.py": "ESTIMATORS",
+        "manyfold/train/targets.py": "config",
+        "manyfold/train/vector_envs.py": "policy_spec",
+    }
+    for path, word in defined.items():
+        assert path in text
+        assert re.search(rf"^(def )?{word}\b", (ROOT / path).read_text(), re.MULTILINE), path
+
+
+def test_the_citation_is_this_version():
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert cited["version"] == importlib.import_module("manyfold").__version__
+    assert f"## {cited['version']}" in TEXTS["CHANGELOG.md"]
+    assert cited["references"][0]["title"] == "Efficient Multi-Policy Evaluation for Reinforcement Learning"
+
+
+def test_commits_are_checked_by_the_tools_of_the_environment():
+    """By local hooks, which download nothing; `make lint` runs the same three."""
+    repos = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    assert [repo["repo"] for repo in repos] == ["local"]
+    entries = [hook["entry"] for hook in repos[0]["hooks"]]
+    assert [entry.split()[0] for entry in entries] == [".venv/bin/ruff", ".venv/bin/ruff", ".venv/bin/mypy"]

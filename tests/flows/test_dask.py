@@ -2,68 +2,86 @@
 
 import os
 import signal
-import subprocess
-import sys
-import time
 
+import psutil
 import pytest
 
 from flows.server import free_port
-from tests.flows.test_pipeline import wait_until
-from tests.projects import ENV
+from tests.flows.conftest import LONGER
+from tests.projects import STUDY, wait_until
 
 
-def dask(project, *arguments):
-    command = [sys.executable, "-m", "distributed.cli.dask_" + arguments[0], *arguments[1:]]
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    return subprocess.Popen(command, cwd=project.folder, env=project.environment, **quiet)
+@pytest.fixture(scope="module")
+def cluster(new_project, tmp_path_factory):
+    """What `python -m flows.cluster` starts; the scheduler's address, and a project whose processes they are."""
+    project, port = new_project.copy(tmp_path_factory.mktemp("cluster")), free_port()
+    process = project.start("flows.cluster", "--port", str(port), "--workers", "2")
+    assert f"tcp://127.0.0.1:{port} with 2 workers" in process.stdout.readline()
+    yield f"tcp://127.0.0.1:{port}", project
+    process.terminate()
+    process.communicate()
+    assert wait_until(lambda: not project.processes(), 15), project.processes()
 
 
 @pytest.fixture
-def cluster(project):
-    """The scheduler's address and the workers, which run in the project's folder."""
-    address = f"tcp://127.0.0.1:{free_port()}"
-    alone = ("--host", "127.0.0.1", "--no-dashboard")
-    scheduler = dask(project, "scheduler", *alone, "--port", address.rpartition(":")[2])
-    workers = [dask(project, "worker", address, *alone, "--nthreads", "1", "--no-nanny") for _ in range(2)]
-    project.set("runner: local\nscheduler: null", f"runner: dask\nscheduler: {address}")
+def project(cluster, project):
+    """Its stages run on the cluster."""
+    project.set("runner: local\nscheduler: null", f"runner: dask\nscheduler: {cluster[0]}")
+    return project
+
+
+def test_nothing_of_it_listens_but_where_it_was_told_and_workers_have_one_thread(cluster):
     from distributed import Client
 
+    address, project = cluster
+    sockets = [c for pid, _ in project.processes() for c in psutil.Process(pid).net_connections("inet")]
+    listening = [c.laddr for c in sockets if c.status == psutil.CONN_LISTEN]
+    assert {found.ip for found in listening} == {"127.0.0.1"}
+    assert len(listening) >= 4  # the scheduler, its page, and two workers
     with Client(address, timeout=60, set_as_default=False) as client:
-        client.wait_for_workers(2, timeout=60)
-    yield project, workers
-    for process in (*workers, scheduler):
-        process.kill()
-        process.wait()
+        assert list(client.nthreads().values()) == [1, 1]
 
 
-def test_a_cluster_gives_the_same_numbers(cluster, finished):
-    project, _ = cluster
-    done = project.repro("q", "--force", "--single-item")
-    assert done.returncode == 0, done.stderr
-    assert project.files("q") == finished.files("q")
+def workers(cluster):
+    return [pid for pid, command in cluster[1].processes() if "spawn_main" in command]
 
 
-@pytest.mark.slow
-def test_a_cluster_gives_the_same_numbers_when_a_worker_is_killed(cluster, finished):
-    project, workers = cluster
-    project.set("updates_per_step: 5", "updates_per_step: 200")
-    local = finished.copy(project.folder.parent / "local")
-    local.set("updates_per_step: 5", "updates_per_step: 200")
-    process = project.start("dvc", "repro", "--single-item", f"q@{ENV}")
-    reports = lambda: len(list((project.data / ".work" / "q").rglob("progress-*.json"))) == 2  # noqa: E731
-    assert wait_until(reports)
-    time.sleep(2)
-    os.kill(workers[0].pid, signal.SIGKILL)
+def test_a_killed_worker_of_the_cluster_is_tried_again_and_gives_the_same_numbers(cluster, project, longer):
+    project.set(*LONGER)
+    process = project.start("dvc", "repro", "--single-item", f"q@{STUDY}")
+    assert wait_until(lambda: len(list((project.data / ".work" / "q").rglob("progress-*.json"))) == 2)
+    os.kill(workers(cluster)[0], signal.SIGKILL)
     _, error = process.communicate(timeout=300)
     assert process.returncode == 0, error
-    assert local.repro("q", "--single-item").returncode == 0
-    assert project.files("q") == local.files("q")
+    assert project.files("q") == longer.files("q")
+    assert wait_until(lambda: len(workers(cluster)) == 2)  # its nanny has started another
 
 
-def test_a_scheduler_that_is_not_there_is_one_line(project):
-    project.set("runner: local\nscheduler: null", "runner: dask\nscheduler: tcp://127.0.0.1:9")
-    done = project.python("flows.q", "--env", ENV)
+def test_kill_9_of_the_stage_ends_its_jobs_on_the_cluster_and_the_next_run_resumes(cluster, project, longer):
+    project.set(*LONGER)
+    process = project.start("tasks.q", "--study", STUDY)
+    assert wait_until(lambda: len(list((project.data / ".work" / "q").rglob("progress-*.json"))) == 2)
+    process.kill()
+    process.communicate()
+    done = project.stage("q")  # at once, while the killed run's jobs may still be at work
+    assert done.returncode == 0, done.stderr
+    assert project.files("q") == longer.files("q")
+    assert wait_until(lambda: not project.processes(), 15), project.processes()
+
+
+def test_a_refused_input_is_one_line_on_a_cluster_too(project):
+    path = project.data / "offline" / STUDY / "group-01" / "transitions.parquet"
+    path.chmod(0o644)
+    path.write_bytes(path.read_bytes()[:-100])
+    done = project.stage("q")
+    assert done.returncode == 2
+    assert str(path) in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+
+
+def test_a_scheduler_that_is_not_there_is_one_line(project, cluster):
+    project.set(cluster[0], "tcp://127.0.0.1:9")
+    done = project.stage("q")
     assert done.returncode == 2
     line = "q: scheduler tcp://127.0.0.1:9: no answer, expected a Dask scheduler; is it running?"
     assert done.stderr.splitlines()[-1] == line

@@ -8,8 +8,8 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import State, StateType
 from prefect.deployments import run_deployment
 
-from tests.flows.test_pipeline import begun, processes_of, wait_until
-from tests.projects import ENV, FEWER, ROOT
+from tests.flows.test_security import FOREIGN, send
+from tests.projects import FEWER, ROOT, STUDY, wait_until
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def worker(project):
     yield project
     process.terminate()
     process.communicate()
-    assert wait_until(lambda: not [c for _, c in processes_of(project.folder) if "worker" in c], 15)
+    assert wait_until(lambda: not [c for _, c in project.processes() if "worker" in c], 15)
 
 
 def test_a_worker_without_a_server_is_one_line(project):
@@ -41,50 +41,40 @@ def finish(run, seconds=300):
     raise AssertionError(f"{found.state} after {seconds} s")
 
 
-def test_a_deployment_runs_to_completed_and_its_results_are_those_of_dvc_repro(worker, fewer):
+def attack(url, name, file):
+    """A foreign page asks the worker's deployment for a command of its own."""
+    with get_client(sync_client=True) as client:
+        made = client.read_deployment_by_name(name)
+    body = {"job_variables": {"command": f"touch {file}"}, "state": {"type": "SCHEDULED"}}
+    return send(f"{url}/deployments/{made.id}/create_flow_run", body=body, **FOREIGN)[0]
+
+
+def test_a_deployment_gives_what_dvc_repro_does_and_nobody_else_can_use_it(worker, fewer, prefect_server, tmp_path):
     project = worker
     project.set(*FEWER)
+    assert attack(prefect_server, "pipeline/gridworld", tmp_path / "owned") == 401
     run = finish(run_deployment("pipeline/gridworld", timeout=0, as_subflow=False))
     assert run.state.is_completed(), run.state
     assert project.metrics() == fewer.metrics()
     assert (project.folder / "dvc.lock").read_text() == (fewer.folder / "dvc.lock").read_text()
     assert (project.folder / "mlflow.db").exists()
-    # a stage's own last line is the flow's message; the environment is a parameter
+    assert not (tmp_path / "owned").exists()
+    # a stage's own last line is the flow's message; the study is a parameter
     project.set("width: 700", "width: -1")
-    run = finish(run_deployment("pipeline/environment", {"env": "gridworld-27000"}, timeout=0, as_subflow=False))
+    run = finish(run_deployment("pipeline/study", {"study": STUDY}, timeout=0, as_subflow=False))
     assert run.state.is_failed()
-    assert "targets: targets.width is -1, expected more than 0 training steps" in run.state.message
+    assert "targets: targets.width is -1, expected" in run.state.message
     # cancelling stops the children
     project.set("width: -1", "width: 400000")
-    run = run_deployment("pipeline/environment", {"env": "gridworld-27000"}, timeout=0, as_subflow=False)
-    assert wait_until(begun(project, "targets"))
+    run = run_deployment("pipeline/study", {"study": STUDY}, timeout=0, as_subflow=False)
+    assert wait_until(lambda: project.begun("targets"))
     with get_client(sync_client=True) as client:
         client.set_flow_run_state(run.id, State(type=StateType.CANCELLING))
-    assert wait_until(lambda: not [c for _, c in processes_of(project.folder) if "targets" in c], 60)
+    assert wait_until(lambda: not [c for _, c in project.processes() if "targets" in c], 60)
     assert finish(run).state.is_cancelled()
-
-
-@pytest.mark.slow
-def test_the_nightly_check_passes_when_the_committed_results_are_right(project):
-    done = project.python("flows.check", "--env", ENV)
-    assert done.returncode == 0, done.stderr
-    assert "numbers of metrics.json are the committed ones." in done.stdout
-
-
-@pytest.mark.slow
-def test_the_nightly_check_finds_a_committed_number_that_is_not_computed(project):
-    metrics = project.data / "evaluate" / ENV / "metrics.json"
-    found = yaml.safe_load(metrics.read_text())["relative_variance"]["mpe"]
-    metrics.write_text(metrics.read_text().replace(str(found), "0.001", 1))
-    project.commit()
-    done = project.python("flows.check", "--env", ENV)
-    assert done.returncode == 2
-    assert done.stderr.splitlines()[-1] == (
-        f"check: {ENV}: relative_variance.mpe is {found}, expected the committed 0.001"
-    )
 
 
 def test_there_is_a_deployment_for_each_use_and_one_has_a_schedule():
     deployments = {d["name"]: d for d in yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]}
-    assert list(deployments) == ["gridworld", "environment", "paper", "nightly"]
+    assert list(deployments) == ["gridworld", "study", "paper", "nightly"]
     assert [name for name, d in deployments.items() if d.get("schedules")] == ["nightly"]

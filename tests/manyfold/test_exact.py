@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from manyfold import exact
+from manyfold.envs.gridworld import Gridworld
 from manyfold.exact import FiniteMDP
-from manyfold.gridworld import Gridworld
 from tests.worlds import cases, distributions, enumerated_moments, recursive_return
 
 
@@ -21,7 +21,7 @@ def covering(case, kind="dense"):
 def gridworld(m=4, n_policies=3, seed=0):
     world = Gridworld.draw(m, seed)
     rng = np.random.default_rng(seed)
-    return world.to_mdp(), distributions(rng, (n_policies, m, m * m, 4))
+    return world.mdp(), distributions(rng, (n_policies, m, m * m, 4))
 
 
 # --- hand-computed ----------------------------------------------------------------------------------------------------

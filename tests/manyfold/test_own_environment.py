@@ -1,81 +1,97 @@
-"""A user's own Gymnasium environment through the library alone: logged data, q and q_hat, mu, episodes, estimates."""
+"""A user's own environment and policies through the library alone: logged data, q, q_hat, mu, episodes, estimates."""
 
 import gymnasium
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
-from manyfold import behavior, estimators, fqe
-from manyfold.networks import NetworkPolicySet, Spec
-from manyfold.transitions import About, Transitions, Writer
+import manyfold as mf
+from manyfold.estimate.loggers import logging_of
+from manyfold.estimate.runs import estimates, returns
+from manyfold.rollout import Choice
+from tests.networks import mlp_policies
 
 K, T, HIDDEN = 4, 20, 8
 
 
-def policies(width, actions, seed):
+def mlps(width, actions, seed):
     """K random softmax policies, near to one another."""
+    options = {"horizon": T, "n_actions": actions, "n_features": width, "hidden": (HIDDEN, HIDDEN)}
+    return mlp_policies(seed, k=K, scale=0.5, spread=0.1, **options)
+
+
+def modules(width, actions, seed):
+    """The same as torch modules of different widths, two by two."""
     generator = torch.Generator().manual_seed(seed)
-    shapes = {"w1": (width, HIDDEN), "b1": (1, HIDDEN), "w2": (HIDDEN, HIDDEN), "b2": (1, HIDDEN)}
-    shapes |= {"w3": (HIDDEN, actions), "b3": (1, actions)}
-    tensors = {}
-    for name, shape in shapes.items():
-        base, own = torch.randn(1, *shape, generator=generator), torch.randn(K, *shape, generator=generator)
-        tensors[name] = 0.5 * base + 0.1 * own
-    return NetworkPolicySet(tensors, Spec("own", "softmax", T, actions, 0, width, 0.0, 0.0, tuple("abcd")))
+    networks = []
+    for hidden in (6, 6, 9, 9):
+        networks.append(nn.Sequential(nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, actions)))
+        for x in networks[-1].parameters():
+            x.data = 0.3 * torch.randn(x.shape, generator=generator)
+    return mf.ModulePolicySet(networks, actions, width, T)
 
 
-def episodes_of(env, choose, episodes, rng):
-    """Literal episodes: states, actions, rewards, probabilities `choose(state, t)` and ends, one list for each."""
+def callables(width, actions, seed):
+    weights = 0.5 * np.random.default_rng(seed).standard_normal((width, actions))
+
+    def policy(k):
+        def probs(obs, t):
+            z = np.exp(obs @ weights + 0.1 * k * np.cos(t)[:, None] * np.arange(actions))
+            return z / z.sum(-1, keepdims=True)
+
+        return probs
+
+    return mf.CallablePolicySet([policy(k) for k in range(K)], actions, width, T)
+
+
+def literal_returns(env, policies, k, episodes, rng):
+    """Policy k's returns on the real environment, one episode and one step at a time."""
     out = []
     for _ in range(episodes):
         state, _ = env.reset(seed=int(rng.integers(2**31)))
-        rows = []
+        total = 0.0
         for t in range(T):
-            probs = choose(state, t)
-            action = int(rng.choice(len(probs), p=probs))
-            after, reward, terminated, _, _ = env.step(action)
-            rows.append((t, state, action, reward, after, terminated, t == T - 1 and not terminated, probs[action]))
+            probs = policies.probs(state[None].astype(np.float64), t)[k, 0]
+            state, reward, terminated, _, _ = env.step(int(rng.choice(len(probs), p=probs)))
+            total += reward
             if terminated:
                 break
-            state = after
-        out.append(rows)
-    return out
+        out.append(total)
+    return np.array(out)
 
 
-@pytest.mark.parametrize(("name", "seed"), [("CartPole-v1", 0), ("MountainCar-v0", 1), ("Acrobot-v1", 2)])
-def test_every_step_works_and_the_estimates_are_right(name, seed, tmp_path):
-    env, rng = gymnasium.make(name), np.random.default_rng(seed)
-    width, actions = env.observation_space.shape[0], int(env.action_space.n)
-    targets = policies(width, actions, seed)
-    # logged by a noisy mixture of the targets, written as Parquet
-    logged = episodes_of(env, lambda s, t: 0.5 * targets.probs(s[None], t).mean(0)[0] + 0.5 / actions, 300, rng)
-    about = About(env=name, horizon=T, n_actions=actions, width=width, seed=0)
-    with Writer(tmp_path / "transitions.parquet", about) as writer:
-        for i, rows in enumerate(logged):
-            t, state, action, reward, after, terminated, truncated, _ = (np.array(x) for x in zip(*rows, strict=True))
-            columns = {"episode": np.full(len(t), i), "t": t, "state": state, "action": action, "reward": reward}
-            writer.write(columns | {"next_state": after, "terminated": terminated, "truncated": truncated})
-    data = Transitions(tmp_path)
+@pytest.mark.parametrize(
+    ("name", "make", "seed"), [("CartPole-v1", mlps, 0), ("MountainCar-v0", modules, 1), ("Acrobot-v1", callables, 2)]
+)
+def test_every_step_works_and_the_estimates_are_right(name, make, seed, tmp_path):
+    env, rng = mf.GymnasiumEnvironment(name, horizon=T), np.random.default_rng(seed)
+    targets = make(env.width, env.n_actions, seed)
+
+    def noisy(obs, t, loggers):
+        return Choice(0.5 * targets.probs_of(loggers, obs, t) + 0.5 / env.n_actions)
+
+    # logged by noisy targets, written as Parquet
+    about = mf.About(name, T, env.n_actions, env.width, 0)
+    with mf.Writer(tmp_path / "transitions.parquet", about) as writer:
+        for rows in mf.rollout.rollout(env, noisy, np.arange(300) % K, rng):
+            writer.write(vars(rows))
+    data = mf.Transitions(tmp_path)
     # q, q_hat and mu
-    config = fqe.Config(hidden=16, learning_rate=0.01, batch=256, updates_per_step=20, average=0.95, patience=20)
-    q = fqe.fit(data, lambda b: np.tile(b.reward, (K, 1)), targets.probs, np.random.default_rng(0), config).nets
-
-    def r_hat(batch):
-        taken = q.predict(batch.state, batch.t)[:, np.arange(len(batch.t)), batch.action]
-        return 2 * batch.reward * taken - batch.reward**2
-
-    q_hat = fqe.fit(data, r_hat, targets.probs, np.random.default_rng(1), config).nets
-    plan = behavior.Behavior(targets, q, q_hat)
-    # 400 episodes of mu estimate every target, within their errors of what each gives by itself
-    run = episodes_of(env, lambda s, t: plan.mu(s[None], t)[0], 400, rng)
-    lengths = np.array([len(rows) for rows in run])
-    steps = [step for rows in run for step in rows]
-    t, state, action, reward, *_, own = (np.array(x) for x in zip(*steps, strict=True))
-    pi = targets.probs(state, t)[:, np.arange(len(t)), action]
-    log_rho = estimators.log_ratios(estimators.pad(pi, lengths), estimators.pad(own, lengths), lengths)
-    found = estimators.estimate(estimators.pdis(estimators.pad(reward, lengths), log_rho, lengths))
+    config = mf.FitConfig(hidden=16, learning_rate=0.01, batch=256, updates_per_step=20, average=0.95)
+    q = mf.fit(data, *mf.q_problem(targets), np.random.default_rng(0), config).nets
+    q_hat = mf.fit(data, *mf.q_hat_problem(targets, q), np.random.default_rng(1), config).nets
+    behavior = mf.Behavior(targets, q, q_hat)
+    # 400 episodes of every kind of logger estimate each target, within their errors of what it gives by itself
+    logging, found = logging_of(env, behavior), {}
+    for loggers in ("targets", "mu", "odi"):
+        found |= returns(logging.log(loggers, 400, rng), loggers)
+    means, variances = estimates(found, np.array([400]))
+    truth, error = mf.pooled_truth(logging.log("targets", 400, rng))
     for k in range(K):
-        alone = episodes_of(env, lambda s, t, k=k: targets.probs(s[None], t)[k, 0], 200, rng)
-        returns = [sum(step[3] for step in rows) for rows in alone]
-        error = np.hypot(found.standard_error[k], np.std(returns, ddof=1) / np.sqrt(200))
-        assert abs(found.mean[k] - np.mean(returns)) < 4 * error + 1e-9
+        alone = literal_returns(gymnasium.make(name), targets, k, 200, rng)
+        own = alone.var(ddof=1) / 200
+        assert abs(truth[k] - alone.mean()) < 4 * np.sqrt(error[k] ** 2 + own) + 1e-6
+        for i, method in enumerate(mf.METHODS):
+            off = abs(means[i, 0, k] - alone.mean())
+            assert off < 4 * np.sqrt(variances[i, k] / 400 + own) + 1e-6, method

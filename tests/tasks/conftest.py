@@ -1,13 +1,12 @@
 """One group with everything, made by the stages' tasks themselves."""
 
+from dataclasses import replace
+
 import pytest
-import yaml
 
-from manyfold.offline import Rule
-from manyfold.targets import Rule as TargetRule
-from tasks import behavior, evaluate, fits, offline, params, q, q_hat, report, shards, targets
+from tasks import behavior, evaluate, offline, q, q_hat, report, targets
+from tasks.studies import Study
 
-ENV = "gridworld-1000"
 FIT = {
     "hidden": 64,
     "learning_rate": 0.01,
@@ -17,47 +16,82 @@ FIT = {
     "average": 0.98,
     "patience": 20,
 }
-
-EVALUATE = {"runs": 4, "episodes": 600, "match": 300, "pool": 600, "truth": 300, "more": {}}
-
-
-ROBOT = "hopper"
 ROBOT_FIT = {**FIT, "hidden": 16, "updates_per_step": 5}
-ROBOT_EVALUATE = {"runs": 3, "episodes": 60, "match": 30, "pool": 30, "truth": 30, "more": {ROBOT: {"pool": 90}}}
+PAPER = {"figure": 2, "mpe": [0.114, 115], "odi": [0.58, 583], "son": [1.287, 1253], "sodi": [1.413, 1413]}
 
 
-def chain(folder, env, groups, target_rule, offline_rule, fit, protocol):
-    """A data folder with everything of some groups, from `targets` to `report`."""
-    work = targets.work_folder(env, target_rule, folder)
-    targets.train_shard(env, list(range(groups)), target_rule, work)
-    targets.collect(env, groups, work, folder)
-    for group in range(groups):
-        name = shards.group_name(group)
-        with shards.whole_folder(folder / "offline" / env / name) as part:
-            offline.log_group(env, group, offline_rule, folder / "targets" / env / name, part)
-    stages = {"q": fit, "q_hat": fit, "behavior": {"alpha": 0.0, "fit": fit}, "evaluate": protocol}
-    (folder / "params.yaml").write_text(yaml.safe_dump(stages))
-    original = params.section
-    fits.section = behavior.section = evaluate.section = lambda stage: original(stage, folder / "params.yaml")
-    try:
-        for stage in (q, q_hat, behavior, evaluate):
-            work = stage.run(env, list(range(groups)), folder)
-            stage.collect(env, groups, work, folder)
-    finally:
-        fits.section = behavior.section = evaluate.section = original
-    report.build(env, folder)
-    return folder
+def study(name, environment, fit, targets, episodes, evaluate, **more):
+    """A study as params.yaml would have it; the sources are our PPO and our loggers."""
+    params = {
+        "targets": {"source": "manyfold/train/ppo.py", **targets},
+        "offline": {"source": "manyfold/data/offline.py", "episodes": episodes, "epsilons": [0.1, 0.5]},
+        "q": fit,
+        "q_hat": fit,
+        "behavior": {"alpha": 0.0, "fit": fit},
+        "evaluate": evaluate,
+    }
+    return Study(name, name.title(), environment, params, **more)
+
+
+def changed(study, stage, **values):
+    """The same study with other parameters of one stage."""
+    return replace(study, params={**study.params, stage: {**study.params[stage], **values}})
+
+
+GRID = study(
+    "gridworld-1000",
+    {"gridworld": {"m": 10}},
+    FIT,
+    {"groups": 1, "policies": 3, "start": [6000, 7000], "width": 4000, "history": 4},
+    6000,
+    {"runs": 4, "episodes": 600, "match": 300, "pool": 600, "truth": 300},
+    paper={**PAPER, "figure": 1, "mpe": [0.125, 126]},
+)
+ROBOT = study(
+    "hopper",
+    {"mujoco": {"robot": "hopper"}},
+    ROBOT_FIT,
+    {"groups": 2, "policies": 3, "start": [1000, 1400], "width": 1000, "history": 3},
+    60,
+    {"runs": 3, "episodes": 60, "match": 30, "pool": 90, "truth": 30},
+    paper=PAPER,
+)
+SMALL = changed(
+    changed(GRID, "targets", groups=2, start=[600, 900], width=700, history=3), "offline", episodes=60
+)  # next to nothing to train or log
+STAGES = [module.STAGE for module in (targets, offline, q, q_hat, behavior, evaluate)]
+
+
+def run(stage, study, data, groups=None):
+    """A stage in this process; where its result is."""
+    count, work = stage.prepare(study, data)
+    stage.run(study, list(range(count)) if groups is None else groups, work, data)
+    return stage.collect(study, count, work, data)
+
+
+def chain(study, data):
+    """A data folder with everything of a study, from `targets` to `report`."""
+    for stage in STAGES:
+        run(stage, study, data)
+    report.build(study, data)
+    return data
 
 
 @pytest.fixture(scope="session")
 def data(tmp_path_factory):
     """One group of three targets of a Gridworld."""
-    rule = TargetRule(policies=3, start=(6000, 7000), width=4000, history=4)
-    return chain(tmp_path_factory.mktemp("data"), ENV, 1, rule, Rule(6000, (0.1, 0.5)), FIT, EVALUATE)
+    return chain(GRID, tmp_path_factory.mktemp("data"))
 
 
 @pytest.fixture(scope="session")
 def robot_data(tmp_path_factory):
     """Two groups of three targets of a robot, all small."""
-    rule = TargetRule(policies=3, start=(1000, 1400), width=1000, history=3)
-    return chain(tmp_path_factory.mktemp("robots"), ROBOT, 2, rule, Rule(60, (0.1, 0.5)), ROBOT_FIT, ROBOT_EVALUATE)
+    return chain(ROBOT, tmp_path_factory.mktemp("robots"))
+
+
+@pytest.fixture(scope="session")
+def small_data(tmp_path_factory):
+    """Two trained groups of Gridworld 1,000, nothing else."""
+    data = tmp_path_factory.mktemp("small")
+    run(targets.STAGE, SMALL, data)
+    return data

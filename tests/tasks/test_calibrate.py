@@ -3,11 +3,11 @@ from pathlib import Path
 
 import numpy as np
 
-from manyfold import exact, targets
-from manyfold.gridworld import Gridworld
-from manyfold.targets import Plan, Rule, Training
-from tasks import calibrate
-from tasks.params import section
+from manyfold import exact
+from manyfold.envs import Gridworld
+from manyfold.train import ppo, targets
+from manyfold.train.targets import Plan, Rule, Training
+from tasks import calibrate, studies
 
 ROOT = Path(__file__).parents[2]
 
@@ -38,19 +38,21 @@ def test_params_yaml_has_the_calibrated_rule():
     (chosen,) = [line for line in lines if "*" in line]
     start, width = re.match(r"\| ([\d,]+ to [\d,]+) \| ([\d,]+) \|", chosen).groups()
     low, high = (int(x.replace(",", "")) for x in start.split(" to "))
-    params = section("targets")
+    params = studies.read("gridworld-1000").section("targets")
     assert (params["start"], params["width"]) == ([low, high], int(width.replace(",", "")))
     medians = [cell.strip() for cell in chosen.split("|")[3:6]]
-    assert f"({', '.join(medians)})" in " ".join((ROOT / "README.md").read_text().split())
+    assert f"({', '.join(medians)})" in " ".join((ROOT / "docs" / "experiments.md").read_text().split())
 
 
 def test_the_tables_are_the_policies_that_the_stage_would_draw():
     (group,) = calibrate.tables([3], 1500)
-    plan = targets.draw(Rule(3, (500, 700), 700, 2), calibrate.ENV, 3)
-    training = Training(calibrate.ENV, [3], [Plan(plan.interval, plan.targets, plan.companion, plan.history)])
+    plan = targets.draw(Rule(3, (500, 700), 700, 2), ppo.DISCRETE, calibrate.STUDY, 3)
+    training = Training(
+        Gridworld.draw(10, 3), calibrate.STUDY, [3], [Plan(plan.interval, plan.targets, plan.companion, plan.history)]
+    )
     while not training.finished:
         training.run_segment()
     drawn = training.results()[0].targets.table()
     np.testing.assert_allclose(np.stack([group[position] for position in plan.targets]), drawn, atol=1e-6)
-    mdp = Gridworld.draw(10, 3).to_mdp()
+    mdp = Gridworld.draw(10, 3).mdp()
     assert exact.relative_variances(exact.estimator_variances(mdp, drawn))["mpe"] < 1

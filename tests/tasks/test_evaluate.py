@@ -8,14 +8,24 @@ import numpy as np
 import pytest
 
 from manyfold import exact
-from manyfold.evaluation import ESTIMATORS
-from manyfold.gridworld import Gridworld
-from tasks import evaluate, report, shards, truth
-from tests.tasks.conftest import ENV, EVALUATE
+from manyfold.envs import Gridworld
+from manyfold.estimate.registry import ESTIMATORS
+from tasks import evaluate, report, studies, truth
+from tasks.groups import Group
+from tests.tasks.conftest import GRID, changed
+
+ENV, STAGE = GRID.name, evaluate.STAGE
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    """Commands that read params.yaml find the small study of the tests there."""
+    original = studies.read
+    monkeypatch.setattr(studies, "read", lambda name, *path: GRID if name == ENV else original(name, *path))
 
 
 def load(data):
-    return evaluate.Group.load(data / "evaluate" / ENV / "runs" / "group-00" / "runs.safetensors")
+    return evaluate.Result.load(data / "evaluate" / ENV / "runs" / "group-00" / "runs.safetensors")
 
 
 def test_runs_hold_every_estimate_and_the_truth(data):
@@ -23,16 +33,17 @@ def test_runs_hold_every_estimate_and_the_truth(data):
     points = [3 * i for i in (*range(1, 11), *range(15, 201, 5))]
     assert group.points.tolist() == points
     assert group.estimates.shape == (4, len(ESTIMATORS), len(points), 3)
-    policies = evaluate.Inputs(ENV, 0, data).policies().table()
-    mdp = Gridworld.draw(10, 0).to_mdp()
+    policies = Group(GRID, 0, data).policies().table()
+    mdp = Gridworld.draw(10, 0).mdp()
     np.testing.assert_allclose(group.truth, exact.values(mdp, policies))
     assert (np.abs(group.estimates[:, 0, -1].mean(0) - group.truth) < 1).all()
     assert not np.array_equal(group.estimates[0], group.estimates[1])  # runs are independent
 
 
-def test_the_same_seed_gives_the_same_runs(data, monkeypatch):
-    monkeypatch.setattr(evaluate, "section", lambda stage: EVALUATE)
-    again = evaluate.evaluate_gridworld(ENV, 0, evaluate.read_protocol(ENV)._replace(runs=2), data)
+def test_the_same_seed_gives_the_same_runs(data):
+    group = Group(GRID, 0, data)
+    env, protocol = group.environment(), evaluate.read_protocol(GRID)._replace(runs=2)
+    again = evaluate.evaluate_exact(group, env, env.mdp(), protocol)
     np.testing.assert_array_equal(again.estimates, load(data).estimates[:2])
 
 
@@ -69,38 +80,41 @@ def test_curves_start_at_on_policys_error(data):
 
 
 def test_the_stage_prints_its_table(data):
-    rows = evaluate.describe(data / "evaluate" / ENV)
-    assert [row[0] for row in rows] == [estimator.label for estimator in ESTIMATORS.values()]
+    rows = STAGE.describe(data / "evaluate" / ENV)
+    assert [row[0] for row in rows] == list(ESTIMATORS)
     assert rows[0][4] == "300"
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"runs": 1}, "evaluate.runs is 1, expected a whole number of at least 2"),
+        ({"runs": 1}, "evaluate.runs is 1, expected a whole number from 2"),
         ({"match": 900}, "evaluate.match is 900, expected at most 600 = episodes"),
         ({"match": 301}, "evaluate.match and evaluate.episodes are 301 and 600, expected multiples of 15"),
         ({"less": 1}, "params.yaml: evaluate.less is unknown"),
+        ({"episodes": 10**12}, "evaluate.episodes is 1000000000000, expected a whole number from 2 to 1e"),
     ],
 )
-def test_bad_parameters_are_refused_by_name(change, message, monkeypatch, data):
-    monkeypatch.setattr(evaluate, "section", lambda stage: {**EVALUATE, **change})
+def test_bad_parameters_are_refused_by_name(change, message, data):
     with pytest.raises(ValueError, match=message):
-        evaluate.prepare(ENV, data)
+        STAGE.prepare(changed(GRID, "evaluate", **change), data)
 
 
-def test_without_the_earlier_stages_it_says_what_to_run_first(tmp_path, capsys):
-    arguments = ["--env", ENV, "--groups", "0-0", "--data", str(tmp_path)]
-    assert shards.shard_main("evaluate", "", evaluate.run, arguments) == 2
-    expected = f"evaluate: {tmp_path}/targets/{ENV}: 0 groups, expected the stage `targets` to have run\n"
-    assert capsys.readouterr().err == expected
+def test_without_the_earlier_stages_it_says_what_to_run_first(tmp_path):
+    with pytest.raises(
+        ValueError, match=f"{tmp_path}/targets/{ENV}: 0 groups, expected the stage `targets` to have run"
+    ):
+        STAGE.prepare(GRID, tmp_path)
 
 
 def test_a_cut_off_file_of_runs_is_not_whole(data, tmp_path):
     whole = (data / "evaluate" / ENV / "runs" / "group-00" / "runs.safetensors").read_bytes()
-    assert evaluate.is_whole(data / "evaluate" / ENV / "runs" / "group-00")
+    assert STAGE.is_whole(data / "evaluate" / ENV / "runs" / "group-00")
     (tmp_path / "runs.safetensors").write_bytes(whole[:-9])
-    assert not evaluate.is_whole(tmp_path)
+    assert not STAGE.is_whole(tmp_path)
+    (tmp_path / "runs.safetensors").write_bytes(whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:])  # one bit
+    with pytest.raises(ValueError, match="its content does not match its checksum"):
+        evaluate.Result.load(tmp_path / "runs.safetensors")
 
 
 def test_the_report_has_tables_in_three_forms_and_figures_in_two(data):
@@ -115,25 +129,29 @@ def test_the_report_has_tables_in_three_forms_and_figures_in_two(data):
     for name in ("relative_error", "policies"):
         assert (out / f"{name}.png").read_bytes().startswith(b"\x89PNG")
         assert "SON, balanced" in (out / f"{name}.svg").read_text() or name == "policies"
+    for name in ("behavior", "card"):
+        assert (out / f"{name}.png").read_bytes().startswith(b"\x89PNG")
     assert (out / "verdict.txt").read_text().startswith("Expected ")
 
 
 def test_the_report_is_printed_and_joined(data, capsys):
-    assert report.main(["--env", ENV, "--data", str(data)]) == 0
+    assert report.main(["--study", ENV, "--data", str(data)]) == 0
     printed = capsys.readouterr().out
     assert "MPE + q baseline" in printed
     assert f"Figures: {data}/report/{ENV}/relative_error.png" in printed
     assert report.main(["--all", "--data", str(data)]) == 0
-    assert "Gridworld 1,000, ours" in capsys.readouterr().out
+    assert "Gridworld-1000, ours" in capsys.readouterr().out
     assert (data / "report" / "all" / "figure_1.svg").exists()
-    assert report.main(["--env", "ant", "--data", str(data)]) == 2
+    assert report.main(["--study", "ant", "--data", str(data)]) == 2
     assert capsys.readouterr().err.endswith("metrics.json: no such file, expected the stage `evaluate` to have run\n")
 
 
 def test_many_on_policy_episodes_agree_with_the_exact_values(data, capsys):
-    assert truth.main(["--env", ENV, "--episodes", "40000", "--data", str(data)]) == 0
+    assert truth.main(["--study", ENV, "--episodes", "40000", "--data", str(data)]) == 0
     printed = capsys.readouterr().out
     (off,) = re.findall(r"Largest difference: ([\d.]+) standard errors", printed)
     assert 0 < float(off) < 4.5
-    assert truth.main(["--env", "ant"]) == 2
-    assert capsys.readouterr().err == "truth: --env is 'ant', expected gridworld-1000 or gridworld-27000\n"
+    assert truth.main(["--study", "ant", "--data", str(data)]) == 2
+    assert capsys.readouterr().err.endswith(
+        "targets/ant/group-00: no such folder, expected the stage `targets` to have run\n"
+    )

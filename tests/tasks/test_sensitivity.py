@@ -3,31 +3,28 @@
 import numpy as np
 import pytest
 
-from manyfold.evaluation import ESTIMATORS
-from tasks import behavior, evaluate, fits, sensitivity
-from tests.tasks.conftest import ROBOT_EVALUATE, ROBOT_FIT
+from manyfold.estimate.registry import ESTIMATORS
+from tasks import sensitivity, studies
+from tasks.evaluate import cached
+from tests.tasks.conftest import ROBOT
 
 ENV = "inverted-pendulum"
-PARAMS = {
-    "targets": {"groups": 30, "policies": 3, "start": [1000, 1400], "width": 900, "history": 3},
-    "offline": {"episodes": 10, "fewer": {}, "epsilons": [0.1, 0.5]},
-    "q": ROBOT_FIT,
-    "q_hat": ROBOT_FIT,
-    "behavior": {"alpha": 0.0, "fit": ROBOT_FIT},
-    "evaluate": ROBOT_EVALUATE,
-}
+STUDY = type(ROBOT)(ENV, "Inverted Pendulum", {"mujoco": {"robot": ENV}}, ROBOT.params, ROBOT.paper)
 
 
 @pytest.fixture
 def small(monkeypatch):
-    for module in (sensitivity, fits, behavior, evaluate):
-        monkeypatch.setattr(module, "section", PARAMS.__getitem__)
+    monkeypatch.setattr(studies, "read", lambda name: STUDY)
     monkeypatch.setattr(sensitivity, "EPISODES", 60)
     monkeypatch.setattr(sensitivity, "WIDTHS", (1600, 600))
 
 
+def returns(folder, group, loggers):
+    return cached(folder / "pools" / f"group-{group:02d}" / f"{loggers}.safetensors", pytest.fail)["pdis"]
+
+
 def test_every_estimator_is_measured_at_every_width(small, tmp_path, capsys):
-    arguments = ["--env", ENV, "--groups", "2", "--data", str(tmp_path)]
+    arguments = ["--study", ENV, "--groups", "2", "--data", str(tmp_path)]
     assert sensitivity.main(arguments) == 0
     table = (tmp_path / "sensitivity" / f"{ENV}.md").read_text()
     header, _, *rows = [line.strip("| ").split(" | ") for line in table.splitlines()]
@@ -42,10 +39,9 @@ def test_every_estimator_is_measured_at_every_width(small, tmp_path, capsys):
     assert (tmp_path / "sensitivity" / f"{ENV}.md").read_text() == table
     folder = pools[0].parents[2]
     width = 600 if "600" in next((folder / "targets" / ENV).glob("*/plan.json")).read_text() else 1600
-    found = sensitivity.measure(ENV, width, 2, folder)
+    found = sensitivity.measure(sensitivity.narrowed(STUDY, width, 2), folder)
     mpe = list(ESTIMATORS).index("mpe")
-    own = [evaluate.load_file(folder / "pools" / f"group-{g:02d}" / "targets.safetensors")["pdis"] for g in (0, 1)]
-    mu = [evaluate.load_file(folder / "pools" / f"group-{g:02d}" / "mu.safetensors")["pdis"] for g in (0, 1)]
+    own, mu = ([returns(folder, g, name) for g in (0, 1)] for name in ("targets", "mu"))
     for group in (0, 1):
         alone = [3 * own[group][k, k::3].var(ddof=1) for k in range(3)]
         shared = mu[group].var(axis=1, ddof=1)
@@ -54,7 +50,7 @@ def test_every_estimator_is_measured_at_every_width(small, tmp_path, capsys):
 
 def test_a_width_that_holds_too_few_checkpoints_is_refused_before_any_work(small, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(sensitivity, "WIDTHS", (1600, 100))
-    assert sensitivity.main(["--env", ENV, "--data", str(tmp_path)]) == 2
+    assert sensitivity.main(["--study", ENV, "--data", str(tmp_path)]) == 2
     assert capsys.readouterr().err.startswith("sensitivity: targets.width 100 holds")
     assert not list(tmp_path.iterdir())
 
@@ -62,8 +58,8 @@ def test_a_width_that_holds_too_few_checkpoints_is_refused_before_any_work(small
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["--env", "gridworld-1000"], "sensitivity: --env is 'gridworld-1000', expected one of ant"),
-        (["--groups", "0"], "sensitivity: --groups is 0, expected a whole number of at least 1"),
+        (["--study", "gridworld-1000"], "sensitivity: --study gridworld-1000 has exact variances (tasks.calibrate)"),
+        (["--groups", "0"], "sensitivity: --groups is 0, expected a whole number from 1 to 10,000"),
     ],
 )
 def test_bad_arguments_are_refused(arguments, line, tmp_path, capsys):

@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 import yaml
 
-from manyfold.evaluation import ESTIMATORS
+from manyfold.estimate.registry import ESTIMATORS
 from tasks import behavior, track
-from tasks.fits import Inputs
-from tests.tasks.conftest import ENV, FIT
+from tasks.groups import Group
+from tests.tasks.conftest import GRID
+
+ENV = GRID.name
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's own
 
@@ -21,7 +23,8 @@ def store(data, tmp_path_factory):
     """A project's root with the data of one group, recorded twice."""
     root = tmp_path_factory.mktemp("root")
     (root / "data").symlink_to(data)
-    (root / "params.yaml").write_text(yaml.safe_dump({"envs": [ENV], "q": FIT}))
+    section = {"environment": GRID.environment, **{stage: {} for stage in GRID.params}}
+    (root / "params.yaml").write_text(yaml.safe_dump({**GRID.params, "studies": {ENV: section}}))
     outs = [{"path": f"data/q/{ENV}", "md5": "abc.dir"}]
     (root / "dvc.lock").write_text(yaml.safe_dump({"stages": {f"q@{ENV}": {"outs": outs}, "q@ant": {"outs": outs}}}))
     for command in (
@@ -44,7 +47,7 @@ def test_a_parent_has_a_child_for_each_estimator(store):
         name = run.data.tags["estimator"]
         assert run.data.metrics["relative_variance"] == metrics["relative_variance"][name]
         assert run.data.metrics["episodes_to_match"] == metrics["episodes_to_match"][name]
-        assert run.data.params["loggers"] == ESTIMATORS[name].loggers
+        assert run.data.params["loggers"] == ESTIMATORS[name].method.loggers
         curve = client.get_metric_history(run.info.run_id, "relative_error")
         assert [point.step for point in curve][:3] == [3, 6, 9]
 
@@ -80,6 +83,6 @@ def test_the_behavior_policy_is_a_registered_model(store, data):
     assert [spec.name for spec in model.metadata.signature.inputs] == ["observation", "t"]
     cells, t = np.array([[0.0], [55.0], [99.0]], np.float32), np.array([0, 3, 9])
     found = model.predict({"observation": cells, "t": t})
-    designed = behavior.design(Inputs(ENV, 0, data))
+    designed = behavior.design(Group(GRID, 0, data))
     np.testing.assert_allclose(found["mu"], designed.mu(cells, t), atol=1e-6)
     np.testing.assert_allclose(found["targets"], designed.fitted(cells, t).policies, atol=1e-6)

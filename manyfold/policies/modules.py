@@ -1,0 +1,179 @@
+"""K policies made of other people's parts: torch modules, plain callables, and sets of different kinds side by side."""
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from torch import Tensor, nn
+
+from manyfold.arrays import Array, Ints, check_distributions, check_number, check_shape
+from manyfold.policies.base import PolicySet, check_indices, check_steps
+
+
+class ModulePolicySet(PolicySet):
+    """K torch modules, each `obs [N, width] -> logits [N, A]`; batched where their shapes agree, looped where not.
+
+    Args:
+        modules: one for each policy; a normaliser belongs inside. They are put into evaluation mode.
+        n_actions, width, horizon: what they are for; width is that of an observation vector.
+        names: of the policies; their numbers if left out.
+    """
+
+    n_states = 0
+
+    def __init__(
+        self,
+        modules: Sequence[nn.Module],
+        n_actions: int,
+        width: int,
+        horizon: int,
+        names: Sequence[str] | None = None,
+    ) -> None:
+        for name, x in (("policies", len(modules)), ("n_actions", n_actions), ("width", width), ("horizon", horizon)):
+            check_number(name, x, 1, 10**9)
+        self.modules = [module.eval() for module in modules]
+        self.names = _names(names, len(modules))
+        self.n_actions, self.width, self.horizon = n_actions, width, horizon
+        self._batched = _batched(self.modules, width)
+
+    @torch.no_grad()
+    def probs(self, obs: ArrayLike, t: int | ArrayLike) -> Array:
+        x = np.asarray(obs, dtype=np.float32)
+        check_shape("obs", x, (*x.shape[:1], self.width), "[N, width]")
+        check_steps(t, len(x), self.horizon)
+        tensor = torch.from_numpy(x)
+        logits = self._batched(tensor) if self._batched else torch.stack([module(tensor) for module in self.modules])
+        if logits.shape != (self.n_policies, len(x), self.n_actions) or not torch.isfinite(logits).all():
+            raise ValueError(
+                f"the modules gave {list(logits.shape)}, expected finite logits [K, N, A] = "
+                f"{[self.n_policies, len(x), self.n_actions]}"
+            )
+        return torch.softmax(logits.double(), -1).numpy()
+
+    def module(self) -> nn.Module:
+        return StackedModules(self.modules)
+
+
+class StackedModules(nn.Module):
+    """Softmax of the logits of each module."""
+
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList([copy.deepcopy(module) for module in modules])
+
+    def forward(self, obs: Tensor, t: Tensor) -> Tensor:
+        return torch.softmax(torch.stack([part(obs) for part in self.parts]), -1)
+
+
+class CallablePolicySet(PolicySet):
+    """K functions `(obs, t [N]) -> probabilities [N, A]`; obs is `[N, width]`, or `[N]` where states are indices."""
+
+    def __init__(
+        self,
+        functions: Sequence[Callable[[Any, Ints], ArrayLike]],
+        n_actions: int,
+        width: int,
+        horizon: int,
+        names: Sequence[str] | None = None,
+        n_states: int = 0,
+    ) -> None:
+        for name, x in (("policies", len(functions)), ("n_actions", n_actions), ("width", width), ("horizon", horizon)):
+            check_number(name, x, 1, 10**9)
+        self.functions, self.names = list(functions), _names(names, len(functions))
+        self.n_actions, self.width, self.horizon, self.n_states = n_actions, width, horizon, n_states
+
+    def probs(self, obs: ArrayLike, t: int | ArrayLike) -> Array:
+        x = check_indices("obs", obs, self.n_states) if self.n_states else np.asarray(obs)
+        if not self.n_states:
+            check_shape("obs", x, (*x.shape[:1], self.width), "[N, width]")
+        steps = check_steps(t, len(x), self.horizon)
+        found = []
+        for name, function in zip(self.names, self.functions, strict=True):
+            one = np.asarray(function(x, steps), dtype=np.float64)
+            check_shape(name, one, (len(x), self.n_actions), "[N, A]")
+            check_distributions(name, one, ("observation", "a"))
+            found.append(one)
+        return np.stack(found)
+
+
+class JoinedPolicySet(PolicySet):
+    """Sets of different kinds as one: each is batched in itself, and they are looped over."""
+
+    def __init__(self, parts: Sequence[PolicySet]) -> None:
+        check_number("parts", len(parts), 1)
+        first = parts[0]
+        for part in parts:
+            for name in ("horizon", "n_actions", "n_states", "width"):
+                if getattr(part, name) != getattr(first, name):
+                    raise ValueError(
+                        f"{name} is {getattr(part, name)} in one set and {getattr(first, name)} in another"
+                    )
+        self.parts, self.names = list(parts), tuple(name for part in parts for name in part.names)
+        self.horizon, self.n_actions = first.horizon, first.n_actions
+        self.n_states, self.width = first.n_states, first.width
+
+    def probs(self, obs: ArrayLike, t: int | ArrayLike) -> Array:
+        return np.concatenate([part.probs(obs, t) for part in self.parts])
+
+    def module(self) -> nn.Module:
+        return JoinedModules([part.module() for part in self.parts])
+
+
+class JoinedModules(nn.Module):
+    """The probabilities of several sets, one after the other."""
+
+    def __init__(self, parts: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(parts)
+
+    def forward(self, obs: Tensor, t: Tensor) -> Tensor:
+        return torch.cat([part(obs, t) for part in self.parts])
+
+
+def _names(names: Sequence[str] | None, count: int) -> tuple[str, ...]:
+    if names is not None and len(names) != count:
+        raise ValueError(f"{len(names)} names for {count} policies, expected one for each")
+    return tuple(names) if names is not None else tuple(f"policy {k}" for k in range(count))
+
+
+def _layout(module: nn.Module) -> list[Any] | None:
+    """All that modules must share to be one batch: tensors by shape, parts by type, their other attributes by value.
+
+    None where an attribute cannot be compared that way: a tensor that is neither parameter nor buffer.
+    """
+    layout: list[Any] = [{name: (x.shape, x.dtype) for name, x in module.state_dict().items()}]
+    for name, part in module.named_modules():
+        plain = {key: x for key, x in vars(part).items() if not key.startswith("_")}
+        if any(isinstance(x, Tensor | np.ndarray) for x in plain.values()):
+            return None
+        layout.append((name, type(part), {key: repr(x) for key, x in plain.items()}))
+    return layout
+
+
+def _batched(modules: Sequence[nn.Module], width: int) -> Callable[[Tensor], Tensor] | None:
+    """All modules as one call `[N, width] -> [K, N, A]`, or None where their shapes or operations don't allow it."""
+    first = modules[0]
+    layouts = [_layout(module) for module in modules]
+    if any(layout is None or layout != layouts[0] for layout in layouts):
+        return None
+    stacked = torch.func.stack_module_state(list(modules))
+    skeleton = copy.deepcopy(first).to("meta")
+
+    def one(state: Any, x: Tensor) -> Tensor:
+        return torch.func.functional_call(skeleton, state, (x,))
+
+    every = torch.vmap(one, in_dims=(0, None))
+
+    def call(x: Tensor) -> Tensor:
+        return every(stacked, x)
+
+    try:
+        x = torch.linspace(-1, 1, 2 * width).view(2, width)
+        with torch.no_grad():
+            alone = torch.stack([module(x) for module in modules])
+            return call if torch.allclose(call(x), alone, atol=1e-5, rtol=1e-4) else None
+    except (RuntimeError, ValueError, TypeError):
+        return None

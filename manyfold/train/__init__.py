@@ -1,0 +1,1 @@
+"""Target policies by PPO, batched over groups."""

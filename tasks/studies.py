@@ -1,0 +1,155 @@
+"""The registry of studies: the one place where a name such as `hopper` becomes objects.
+
+A study is a section of params.yaml: which environment, where its targets and offline data come from, and what it
+overrides of each stage's defaults. After this module there are objects; nobody else asks for a name.
+"""
+
+import difflib
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from manyfold import policies as policy_sets
+from manyfold.envs import BinnedMujoco, Environment, Gridworld, GymnasiumEnvironment
+from manyfold.policies import MlpPolicySet
+from tasks.params import ROOT
+from tasks.params import read as read_params
+
+STAGES = ("targets", "offline", "q", "q_hat", "behavior", "evaluate")  # with a section of their own
+
+
+@dataclass(frozen=True)
+class Study:
+    """One study, as params.yaml has it."""
+
+    name: str
+    title: str
+    environment: dict[str, Any]  # {kind: its arguments}
+    params: dict[str, dict[str, Any]]  # every stage's section with the study's overrides
+    paper: dict[str, Any] | None = None  # the paper's numbers, where it has this environment
+    root: Path = ROOT
+
+    def section(self, stage: str) -> dict[str, Any]:
+        """The parameters of a stage, without where its inputs come from."""
+        return {name: x for name, x in self.params[stage].items() if name != "source"}
+
+    def source(self, stage: str) -> Path | None:
+        """The user's files that a stage imports; None where it makes its own."""
+        found = self.params[stage].get("source")
+        if not isinstance(found, str):
+            raise ValueError(f"params.yaml: studies.{self.name}.{stage}.source is {found!r:.60}, expected a path")
+        return None if found.endswith(".py") else self.root / found
+
+
+def names(path: Path = ROOT / "params.yaml") -> list[str]:
+    """All studies, in their order."""
+    return list(_sections(read_params(path), path))
+
+
+def read(name: str, path: Path = ROOT / "params.yaml") -> Study:
+    """One study, or a ValueError in one line."""
+    params = read_params(path)
+    sections = _sections(params, path)
+    if name not in sections:
+        near = difflib.get_close_matches(name, sections, n=1, cutoff=0.75)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"unknown study {name!r}{hint} ({path.name} has: {', '.join(sections)})")
+    own, merged = sections[name], {}
+    known = {"title", "environment", "paper", *STAGES}
+    for unknown in sorted(map(str, own.keys() - known)):
+        raise ValueError(f"{path.name}: studies.{name}.{unknown} is unknown, expected {', '.join(sorted(known))}")
+    for stage in STAGES:
+        for where, found in ((stage, params.get(stage)), (f"studies.{name}.{stage}", own.get(stage))):
+            if not isinstance(found, dict):
+                raise ValueError(f"{path.name}: expected a section {where!r}, found {found!r:.40}")
+        merged[stage] = _merged(params[stage], own[stage])
+    environment = own.get("environment")
+    if not isinstance(environment, dict) or len(environment) != 1 or next(iter(environment)) not in ENVIRONMENTS:
+        raise ValueError(
+            f"{path.name}: studies.{name}.environment is {environment!r:.60}, expected one of "
+            f"{', '.join(ENVIRONMENTS)} with its arguments"
+        )
+    return Study(name, str(own.get("title", name)), environment, merged, own.get("paper"), path.resolve().parent)
+
+
+def _sections(params: dict[str, Any], path: Path) -> dict[str, dict[str, Any]]:
+    found = params.get("studies")
+    if not isinstance(found, dict) or not found or not all(isinstance(x, dict) for x in found.values()):
+        raise ValueError(f"{path.name}: expected a section 'studies' with one or more studies, found {found!r:.40}")
+    return {str(name): section for name, section in found.items()}
+
+
+def _merged(defaults: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    """A stage's defaults with a study's overrides, section by section."""
+    both = {name: _merged(defaults[name], x) for name, x in own.items() if isinstance(x, dict) and name in defaults}
+    return {**defaults, **own, **both}
+
+
+# --- environments -----------------------------------------------------------------------------------------------------
+
+
+def _gridworld(group: int, targets: Path | None, m: int) -> Environment:
+    """Rewards by the group's seed."""
+    return Gridworld.draw(m, group)
+
+
+def _mujoco(group: int, targets: Path | None, **arguments: Any) -> Environment:
+    """With the group's companion, which the stage `targets` has saved."""
+    companion = None
+    if targets is not None:
+        saved = policy_sets.load(targets / "companion")
+        if not isinstance(saved, MlpPolicySet):
+            raise ValueError(f"{targets / 'companion'}: expected networks, found a table")
+        companion = saved.companion() if saved.tensors["log_std"].shape[-1] > 1 else None
+    return BinnedMujoco(companion=companion, **arguments)
+
+
+def _gymnasium(
+    group: int,
+    targets: Path | None,
+    id: str | None = None,
+    factory: str | None = None,
+    horizon: int | None = None,
+    kwargs: dict[str, Any] | None = None,
+) -> Environment:
+    """By its id, or by a function `module:name`."""
+    if (id is None) == (factory is None):
+        raise ValueError("environment.gymnasium: expected either id or factory")
+    make: str | Callable[..., Any] = id or ""
+    if factory is not None:
+        module, _, function = factory.partition(":")
+        try:
+            made = getattr(importlib.import_module(module), function)
+        except (ImportError, AttributeError, ValueError) as error:
+            raise ValueError(f"environment.gymnasium.factory {factory!r}: {error}; expected module:function") from None
+        return GymnasiumEnvironment(lambda: made(**(kwargs or {})), horizon, factory)
+    return GymnasiumEnvironment(make, horizon, **(kwargs or {}))
+
+
+ENVIRONMENTS: dict[str, Callable[..., Environment]] = {
+    "gridworld": _gridworld,
+    "mujoco": _mujoco,
+    "gymnasium": _gymnasium,
+}
+
+
+def make_environment(study: Study, group: int, targets: Path | None = None) -> Environment:
+    """The environment of one group.
+
+    Args:
+        targets: the group's folder of the stage `targets`, from which episodes can be run; None before it exists.
+    """
+    ((kind, arguments),) = study.environment.items()
+    if not isinstance(arguments, dict):
+        raise ValueError(f"studies.{study.name}.environment.{kind} is {arguments!r:.40}, expected its arguments")
+    try:
+        return ENVIRONMENTS[kind](group, targets, **arguments)
+    except TypeError as error:
+        raise ValueError(f"studies.{study.name}.environment.{kind}: {error}") from None
+
+
+def group_name(group: int) -> str:
+    """The folder of a group."""
+    return f"group-{group:02d}"

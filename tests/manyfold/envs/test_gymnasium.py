@@ -1,0 +1,166 @@
+"""Any Gymnasium environment: against a literal loop on the environment itself, one episode at a time."""
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from manyfold.envs.gymnasium import GymnasiumEnvironment
+from manyfold.policies import CallablePolicySet
+from manyfold.policies.base import sample_actions
+from manyfold.rollout import in_turns, rollout
+
+
+class Fixed(gymnasium.Env):
+    """Spaces as given; never ends by itself."""
+
+    def __init__(self, observation_space, action_space):
+        self.observation_space, self.action_space = observation_space, action_space
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        return self.observation_space.sample(), 1.0, False, False, {}
+
+
+BOX, TWO = spaces.Box(-1, 1, (3,)), spaces.Discrete(2)
+
+
+@pytest.mark.parametrize(("name", "horizon", "episodes"), [("CartPole-v1", 30, 3), ("FrozenLake-v1", 20, 4)])
+def test_episodes_equal_a_literal_loop_on_the_real_environment(name, horizon, episodes):
+    """Each slot is one real environment: seeded once by the generator's numbers, then reset without a seed."""
+    slots = 5
+    running = GymnasiumEnvironment(name, horizon).open(slots, np.random.default_rng(3))
+    obs = running.reset(np.arange(slots))
+    seeds = np.random.default_rng(3).integers(2**31, size=slots).tolist()
+    rng = np.random.default_rng(0)
+    actions = rng.integers(running.env.n_actions, size=(slots, episodes, horizon))
+    played = [[] for _ in range(slots)]  # rows of each slot's episodes
+    count = np.zeros(slots, dtype=int)
+    current = [[] for _ in range(slots)]
+    while (count < episodes).any():
+        chosen = np.array([actions[i, min(count[i], episodes - 1), len(current[i])] for i in range(slots)])
+        active = ~running.done
+        obs_before = obs
+        obs, rewards, terminated, truncated = running.step(chosen)
+        for i in np.flatnonzero(active):
+            current[i].append((obs_before[i].tolist(), obs[i].tolist(), rewards[i], terminated[i], truncated[i]))
+            if terminated[i] or truncated[i]:
+                played[i].append(current[i])
+                current[i] = []
+                count[i] += 1
+        again = np.flatnonzero(running.done & (count < episodes))
+        if again.size:
+            obs = running.reset(again)
+    for i in range(slots):
+        env = gymnasium.make(name)
+        for episode in range(episodes):
+            found = played[i][episode]
+            state, _ = env.reset(seed=seeds[i] if episode == 0 else None)
+            for t in range(horizon):
+                after, reward, terminated, cut, _ = env.step(int(actions[i, episode, t]))
+                truncated = not terminated and (cut or t == horizon - 1)
+                expected = np.ravel(state).tolist(), np.ravel(after).tolist(), reward, terminated, truncated
+                assert found[t] == expected
+                state = after
+                if terminated or truncated:
+                    break
+            assert len(found) == t + 1
+
+
+def test_a_rollout_equals_episodes_played_one_at_a_time():
+    """As many slots as episodes: every episode is its own real environment, with the actions that were drawn for it."""
+    lean = [lambda obs, t: np.column_stack([0.5 - 0.4 * np.sign(obs[:, 2]), 0.5 + 0.4 * np.sign(obs[:, 2])])]
+    policies = CallablePolicySet(lean, 2, 4, 40)
+    env = GymnasiumEnvironment("CartPole-v1", horizon=40)
+    (rows,) = rollout(env, in_turns(policies), np.zeros(12, dtype=np.int64), np.random.default_rng(5))
+    rng = np.random.default_rng(5)
+    envs = [gymnasium.make("CartPole-v1") for _ in range(12)]
+    states = [env.reset(seed=seed)[0] for env, seed in zip(envs, rng.integers(2**31, size=12).tolist(), strict=True)]
+    running, expected = list(range(12)), []
+    for t in range(40):
+        probs = policies.probs(np.array([states[i] for i in running], dtype=np.float64), t)[0]
+        actions = sample_actions(probs, rng)
+        still = []
+        for i, action, p in zip(running, actions, probs, strict=True):
+            after, reward, terminated, _, _ = envs[i].step(int(action))
+            expected.append((i, t, states[i], action, reward, after, terminated, not terminated and t == 39, p[action]))
+            states[i] = after
+            if not terminated:
+                still.append(i)
+        running = still
+    expected.sort(key=lambda row: row[:2])
+    names = ("episode", "t", "state", "action", "reward", "next_state", "terminated", "truncated", "prob")
+    assert len(set(rows.lengths)) > 2
+    for name, column in zip(names, zip(*expected, strict=True), strict=True):
+        np.testing.assert_array_equal(getattr(rows, name), np.array(column), err_msg=name)
+
+
+def test_the_horizon_is_the_time_limit_unless_given():
+    assert GymnasiumEnvironment("CartPole-v1").horizon == 500
+    assert GymnasiumEnvironment("CartPole-v1", 30).horizon == 30
+    assert GymnasiumEnvironment("CartPole-v1", max_episode_steps=77).horizon == 77
+    assert GymnasiumEnvironment(lambda: gymnasium.make("CartPole-v1", max_episode_steps=9)).horizon == 9
+    limited = GymnasiumEnvironment(lambda: gymnasium.wrappers.TimeLimit(Fixed(BOX, TWO), 8))
+    assert limited.horizon == 8
+    outer = GymnasiumEnvironment(
+        lambda: gymnasium.wrappers.ClipReward(gymnasium.wrappers.TimeLimit(Fixed(BOX, TWO), 8), -1, 1)
+    )
+    assert outer.horizon == 8
+
+
+def test_names_are_the_id_the_functions_or_given():
+    def my_env():
+        return Fixed(BOX, TWO)
+
+    assert GymnasiumEnvironment("CartPole-v1").name == "CartPole-v1"
+    assert GymnasiumEnvironment(my_env, 3).name == "my_env"
+    assert GymnasiumEnvironment(my_env, 3, name="mine").name == "mine"
+
+
+@pytest.mark.parametrize(
+    ("space", "sample", "width", "n_states", "expected"),
+    [
+        (spaces.Box(-9, 9, (2, 2)), [[1, 2], [3, 4]], 4, 0, [1.0, 2.0, 3.0, 4.0]),
+        (spaces.Box(0, 255, (2,), np.uint8), [7, 255], 2, 0, [7.0, 255.0]),
+        (spaces.Box(-9, 9, ()), 3.5, 1, 0, [3.5]),
+        (spaces.Discrete(5), 4, 1, 5, [4]),
+        (spaces.Discrete(5, start=10), 14, 1, 5, [4]),
+    ],
+)
+def test_observations_are_flat_vectors_or_indices_from_0(space, sample, width, n_states, expected, monkeypatch):
+    env = GymnasiumEnvironment(lambda: Fixed(space, TWO), 3)
+    assert (env.width, env.n_states) == (width, n_states)
+    sampled = np.asarray(sample, dtype=space.dtype)
+    monkeypatch.setattr(type(space), "sample", lambda self: sampled)
+    obs = env.open(2, np.random.default_rng(0)).reset(np.arange(2))
+    assert obs.tolist() == [expected, expected]
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "message"),
+    [
+        (
+            "NoSuchEnvironment-v0",
+            {},
+            "environment 'NoSuchEnvironment-v0': Environment `NoSuchE",
+        ),
+        ("CartPole-v99", {}, "environment 'CartPole-v99': Environment version `v99` for"),
+        ("not an id", {}, "environment 'not an id': Malformed environment ID"),
+        ("no_such_module:CartPole-v1", {}, "environment 'no_such_module:CartPole-v1': No module named"),
+        ("CartPole-v1", {"no_such_option": 1}, "environment 'CartPole-v1': .*no_such_option"),
+        ("CartPole-v1", {"horizon": 0}, "horizon is 0, expected a whole number from 1 to 1e.06"),
+        ("CartPole-v1", {"horizon": 2.5}, "horizon is 2.5, expected a whole number"),
+        ("CartPole-v1", {"horizon": 10**9}, "horizon is 1000000000, expected a whole number"),
+        (lambda: Fixed(BOX, TWO), {}, "<lambda> has no TimeLimit, expected a horizon: the largest number of steps"),
+        (lambda: Fixed(spaces.MultiBinary(3), TWO), {"horizon": 3, "name": "x"}, "x: observations are MultiBinary"),
+        (lambda: Fixed(spaces.Dict({"a": BOX}), TWO), {"horizon": 3, "name": "x"}, "x: observations are Dict"),
+        (lambda: Fixed(BOX, BOX), {"horizon": 3, "name": "x"}, "x: actions are Box.*, expected a Discrete space"),
+        (lambda: "CartPole", {"horizon": 3, "name": "x"}, "x: .*expected a gymnasium.Env"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_in_one_line(make, options, message):
+    with pytest.raises(ValueError, match=f"^{message}[^\n]*$"):
+        GymnasiumEnvironment(make, **options)
