@@ -7,7 +7,7 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 export MLFLOW_DISABLE_TELEMETRY := true
 export DO_NOT_TRACK := 1
 
-.PHONY: main paper report ui worker test test-slow lint format select calibrate bench bench-memory bench-learning setup clean
+.PHONY: main paper report ui worker test test-slow lint format select calibrate bench bench-memory bench-learning cluster check setup clean
 .DEFAULT_GOAL := main
 
 main: .venv/ready
@@ -58,6 +58,12 @@ select: .venv/ready
 
 calibrate: .venv/ready
 	$(BIN)/python -m tasks.calibrate
+
+cluster: .venv/ready
+	$(BIN)/python -m flows.cluster
+
+check: .venv/ready
+	$(BIN)/python -m flows.check --study gridworld-1000 --group 0
 
 setup: .venv/ready
 

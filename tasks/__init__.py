@@ -2,5 +2,5 @@
 
 import os
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: two threads on small matrices are slower
+os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: two threads on small matrices are slower
 PARENT = os.getppid()  # who started this process, looked up before anything can take its time

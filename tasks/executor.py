@@ -6,47 +6,39 @@ nothing behind; groups that are finished stay in the work folder, and the next r
 
 import argparse
 import contextlib
-import ctypes
 import errno
-import fcntl
 import importlib
 import itertools
-import json
 import multiprocessing
 import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
 import traceback
-import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-import tasks
 from manyfold.files import write_json
 from tasks import commands
+from tasks.locks import claimed, follow, lock_file, one_run, status_file
 from tasks.params import ROOT, runner
+from tasks.processes import PARENT_VARIABLE, begin_worker, end_with_dvc, interrupted
 from tasks.stages import Stage, forget_progress, progress
-from tasks.studies import Study, group_name, read
+from tasks.studies import Study, read
 
 RETRIES = 2  # of a job whose process was killed: out of memory, or somebody's kill
-ENDING = 10.0  # seconds that a killed run's last processes may take to end
-SET_PDEATHSIG = 1  # prctl's number for it
-PARENT_VARIABLE = "MANYFOLD_PARENT"  # process id of the Dask worker that started this process
 
 
 class Refused(ValueError):
@@ -74,140 +66,6 @@ class Job:
     data: Path
     work: Path
     groups: int = 0  # that are not finished yet
-
-
-# --- processes that end with the one that started them ----------------------------------------------------------------
-
-
-def end_with(parent: int) -> None:
-    """Has the kernel kill this process when `parent` ends, and ends at once if it has ended already."""
-    ctypes.CDLL(None, use_errno=True).prctl(SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(3)
-
-
-def end_with_dvc() -> None:
-    """The same for a stage that DVC, or a Dask worker, has started; a stage started by hand may outlive its shell."""
-    if found := os.environ.get(PARENT_VARIABLE):
-        end_with(int(found))
-    elif "DVC_STAGE" in os.environ:
-        end_with(tasks.PARENT)
-
-
-def one_thread() -> None:
-    """Starts this command again with one thread for each process, unless it has been.
-
-    Two threads on small matrices are slower than one, and libraries read the variable when they are first imported.
-    """
-    if os.environ.get("OMP_NUM_THREADS") != "1":
-        os.environ["OMP_NUM_THREADS"] = "1"
-        os.execv(sys.executable, sys.orig_argv)
-
-
-def begin_worker(parent: int) -> None:
-    """At the start of each worker process: Ctrl-C is for the stage's main process, which ends its workers."""
-    end_with(parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
-def interrupted(name: str) -> Callable[[int, FrameType | None], NoReturn]:
-    """A signal handler that ends at once, and all workers with it."""
-
-    def handler(number: int, frame: FrameType | None) -> NoReturn:
-        cursor = "\x1b[?25h" if os.isatty(2) else ""  # a progress bar hides it
-        os.write(2, f"{cursor}\n{name}: interrupted; run it again to resume from the last save\n".encode())
-        os._exit(128 + number)
-
-    return handler
-
-
-# --- locks ------------------------------------------------------------------------------------------------------------
-
-
-def lock_file(name: str, study: str, data: Path) -> Path:
-    return data / ".work" / name / f"{study}.lock"
-
-
-def status_file(name: str, study: str, data: Path) -> Path:
-    """Where a running stage tells what is done, and a finished one its table."""
-    return data / ".work" / name / f"{study}.json"
-
-
-def try_lock(file: Any) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-@contextlib.contextmanager
-def one_run(name: str, study: str, data: Path) -> Iterator[str]:
-    """One run of a stage and study at a time: two would take the same work folder apart; gives the run's own token.
-
-    The lock is the main process's and its forked workers': it is free when all of them have ended.
-    """
-    path = lock_file(name, study, data)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a+") as file:
-        start = time.monotonic()
-        while not try_lock(file):
-            patience = 1 if holder_lives(path) else ENDING
-            if time.monotonic() > start + patience:
-                raise ValueError(f"{path}: taken, another run of {name} {study} is at work; wait for it or stop it")
-            time.sleep(0.05)
-        token = uuid.uuid4().hex
-        file.truncate(0)
-        file.write(json.dumps({"run": token, "pid": os.getpid(), "host": socket.gethostname()}))
-        file.flush()
-        yield token
-
-
-def holder_lives(path: Path) -> bool:
-    """Whether the main process that has the lock is there; on another machine that cannot be known."""
-    try:
-        holder = json.loads(path.read_text())
-        if holder["host"] != socket.gethostname():
-            return False
-        os.kill(holder["pid"], 0)
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
-    return True
-
-
-def is_over(path: Path, token: str) -> bool:
-    """Whether the run with this token has ended: its lock is free, or another run's."""
-    try:
-        with path.open("a+") as file:
-            if try_lock(file):
-                return True
-        return bool(json.loads(path.read_text())["run"] != token)
-    except (OSError, ValueError, KeyError):  # a file that is being written, or a network's hiccup
-        return False
-
-
-def follow(path: Path, token: str) -> None:
-    """Ends this process when the run it works for has ended, on whichever machine that was."""
-    while not is_over(path, token):
-        time.sleep(0.5)
-    os._exit(3)
-
-
-@contextlib.contextmanager
-def claimed(work: Path, groups: Sequence[int]) -> Iterator[None]:
-    """One process at a time for each group: a killed run's last process on another machine may need a moment."""
-    folder = work / "locks"
-    folder.mkdir(parents=True, exist_ok=True)
-    with contextlib.ExitStack() as stack:
-        for group in groups:
-            file = stack.enter_context((folder / group_name(group)).open("a"))
-            start = time.monotonic()
-            while not try_lock(file):
-                if time.monotonic() > start + ENDING:
-                    raise ValueError(f"{work / group_name(group)}: another process is at work on it; stop it")
-                time.sleep(0.05)
-        yield
 
 
 # --- jobs -------------------------------------------------------------------------------------------------------------
@@ -411,7 +269,6 @@ def stage_main(name: str, arguments: list[str] | None = None) -> int:
     """The command line of a stage: runs it and prints its table; bad input is one line and exit code 2."""
     if arguments is None:
         end_with_dvc()
-        one_thread()
     module = importlib.import_module(f"tasks.{name}")
     args = parse(name, " ".join((module.__doc__ or "").split()), arguments)
     stage: Stage = module.STAGE

@@ -20,6 +20,7 @@ from manyfold.tables import Rows, number, write_table
 from tasks import commands, studies
 from tasks.figures import plt, save, style
 from tasks.pictures import draw_card, draw_plan
+from tasks.processes import end_with_dvc
 from tasks.studies import Study
 
 
@@ -274,6 +275,8 @@ def show(study: Study, data: Path) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
+    if arguments is None:
+        end_with_dvc()
     about = "Writes the tables and figures of one study, the paper's numbers beside ours, and prints the result."
     parser = commands.parser("report", about, study="gridworld-1000")
     parser.add_argument("--all", action="store_true", help="join all studies in data/report/all instead")

@@ -16,8 +16,9 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from tasks import executor, studies
-from tasks.executor import claimed, failure, is_over, one_run, parse_groups, run_stage, split
+from tasks import executor, locks, studies
+from tasks.executor import failure, parse_groups, run_stage, split
+from tasks.locks import claimed, is_over, one_run
 
 ROOT = Path(executor.__file__).parents[1]
 STUDY = studies.names()[0]
@@ -265,7 +266,7 @@ def test_a_part_ends_with_the_run_that_it_is_for(toy):
 
 
 def test_a_group_has_one_process_at_a_time(tmp_path, monkeypatch):
-    monkeypatch.setattr(executor, "ENDING", 0.1)
+    monkeypatch.setattr(locks, "ENDING", 0.1)
     with claimed(tmp_path, [0, 1]):
         with pytest.raises(ValueError, match="group-01: another process is at work on it"), claimed(tmp_path, [1, 2]):
             pass
@@ -279,7 +280,7 @@ def test_a_killed_runs_lock_is_waited_for(tmp_path, monkeypatch):
     path.write_text(json.dumps({"run": "a", "pid": 2**22 + 1, "host": "elsewhere"}))
     with path.open() as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        monkeypatch.setattr(executor, "ENDING", 0.2)
+        monkeypatch.setattr(locks, "ENDING", 0.2)
         with (
             pytest.raises(ValueError, match=r"x\.lock: taken, another run of q x is at work"),
             one_run("q", "x", tmp_path),
