@@ -4,7 +4,7 @@ What is public (everything else may change without notice):
 
     Environment, Gridworld, BinnedMujoco, GymnasiumEnvironment, Finite    where episodes happen
     PolicySet, TabularPolicySet, MlpPolicySet, ModulePolicySet, CallablePolicySet, JoinedPolicySet, load_policies
-                                                                          K policies at once
+    Spec                                                                  K policies at once, what their tensors mean
     Transitions, Writer, About, Episodes                                  logged tuples, whole episodes
     fit, FitConfig, ValueNets, q_problem, q_hat_problem, moment_reward, policy_weights
                                                                           fitted q and q_hat; r_hat; next weights pi
@@ -39,6 +39,7 @@ _PUBLIC = {
     "PolicySet": "policies",
     "METHODS": "estimate.methods",
     "RETURNS": "estimate.methods",
+    "Spec": "policies.mlp",
     "TabularPolicySet": "policies",
     "Transitions": "data.transitions",
     "ValueNets": "fqe.nets",

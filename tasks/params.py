@@ -12,10 +12,22 @@ ROOT = Path(__file__).parents[1]
 NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")  # 1e-3 is text to YAML 1.1, which wants 1.0e-3
 
 
+class Loader(yaml.SafeLoader):
+    """YAML without surprises: a key that stands twice is an error, not the second one."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[Any] = set()
+        for key, _ in node.value:
+            if key.value in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} stands twice", key.start_mark)
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
 def read(path: Path = ROOT / "params.yaml") -> dict[str, Any]:
     """The whole file, or a ValueError in one line that names the place."""
     try:
-        params = yaml.safe_load(path.read_text())
+        params = yaml.load(path.read_text(), Loader)  # a SafeLoader: no objects
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""

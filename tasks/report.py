@@ -254,7 +254,11 @@ def build_all(data: Path) -> Path:
         write_table(rows, folder / "relative_variance")
         write_table(episodes, folder / "episodes_to_match")
         write_table(cell_rows(found), folder / "cells")
-        write_table(policy_rows(found, data), folder / "policies")
+        if all(plans(study, data) for study, _ in found):
+            write_table(policy_rows(found, data), folder / "policies")
+        else:  # without the cached data of every study, what is there is kept
+            for path in out.glob("policies.*"):
+                shutil.copy(path, folder)
         for figure in sorted({study.paper["figure"] for study, _ in found if study.paper}):
             shown = [study for study, _ in found if study.paper and study.paper["figure"] == figure]
             draw_errors(shown, data, folder / f"figure_{figure}")
@@ -286,7 +290,8 @@ def main(arguments: list[str] | None = None) -> int:
         if args.all:
             out = build_all(args.data)
             for name in ("relative_variance", "episodes_to_match", "policies"):
-                print((out / f"{name}.md").read_text())
+                if (out / f"{name}.md").exists():
+                    print((out / f"{name}.md").read_text())
             print(f"Figures: {', '.join(str(path) for path in sorted(out.glob('figure_*.png')))}")
         else:
             study = studies.read(args.study)

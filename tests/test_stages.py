@@ -54,7 +54,9 @@ def code_of(stage):
     """The code that a stage of the paper's studies depends on, the trainer or logger of its `source` included."""
     deps = STAGES[stage]["deps"]
     assert len(deps) == len(set(deps))
-    return {dep for dep in deps if dep.endswith(".py")} | sources(stage)
+    return {dep for dep in deps if dep.endswith(".py")} | {
+        source for source in sources(stage) if source.endswith(".py")
+    }
 
 
 def sources(stage):

@@ -21,9 +21,9 @@ __all__ = [
 KINDS: dict[str, type[MlpPolicySet] | type[TabularPolicySet]] = {"mlp": MlpPolicySet, "tabular": TabularPolicySet}
 
 
-def load(path: Path) -> MlpPolicySet | TabularPolicySet:
+def load(path: Path | str) -> MlpPolicySet | TabularPolicySet:
     """A policy set that `save` wrote; anything else is refused with one line."""
-    file = with_ending(path)
+    file = with_ending(Path(path))
     tensors, about = load_tensors(file, "policies", 2)
     kind = about.get("kind")
     if not isinstance(kind, str) or kind not in KINDS:

@@ -117,10 +117,10 @@ class MlpPolicySet(PolicySet):
     def module(self) -> nn.Module:
         return MlpModule(self)
 
-    def save(self, path: Path) -> None:
+    def save(self, path: Path | str) -> None:
         """Writes `path`.safetensors."""
         about = {"kind": "mlp", "spec": asdict(self.spec)}
-        save_tensors(with_ending(path), self.tensors, "policies", 2, about)
+        save_tensors(with_ending(Path(path)), self.tensors, "policies", 2, about)
 
     @classmethod
     def build(cls, path: Path, tensors: dict[str, Tensor], about: dict[str, Any]) -> "MlpPolicySet":

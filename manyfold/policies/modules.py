@@ -34,6 +34,9 @@ class ModulePolicySet(PolicySet):
     ) -> None:
         for name, x in (("policies", len(modules)), ("n_actions", n_actions), ("width", width), ("horizon", horizon)):
             check_number(name, x, 1, 10**9)
+        for module in modules:
+            if not isinstance(module, nn.Module):
+                raise ValueError(f"{module!r:.60} is no torch module, expected some; CallablePolicySet takes functions")
         self.modules = [module.eval() for module in modules]
         self.names = _names(names, len(modules))
         self.n_actions, self.width, self.horizon = n_actions, width, horizon
@@ -45,12 +48,18 @@ class ModulePolicySet(PolicySet):
         check_shape("obs", x, (*x.shape[:1], self.width), "[N, width]")
         check_steps(t, len(x), self.horizon)
         tensor = torch.from_numpy(x)
-        logits = self._batched(tensor) if self._batched else torch.stack([module(tensor) for module in self.modules])
-        if logits.shape != (self.n_policies, len(x), self.n_actions) or not torch.isfinite(logits).all():
+        try:
+            each = self._batched(tensor) if self._batched else torch.stack([module(tensor) for module in self.modules])
+        except RuntimeError as error:
             raise ValueError(
-                f"the modules gave {list(logits.shape)}, expected finite logits [K, N, A] = "
-                f"{[self.n_policies, len(x), self.n_actions]}"
-            )
+                f"a module failed ({str(error).splitlines()[0]}), expected float32 [N, {self.width}] -> logits [N, A]"
+            ) from None
+        logits: Tensor = each
+        expected = [self.n_policies, len(x), self.n_actions]
+        if list(logits.shape) != expected:
+            raise ValueError(f"the modules gave {list(logits.shape)}, expected logits [K, N, A] = {expected}")
+        if not torch.isfinite(logits).all():
+            raise ValueError("the modules gave NaN or infinity, expected finite logits; are the observations finite?")
         return torch.softmax(logits.double(), -1).numpy()
 
     def module(self) -> nn.Module:

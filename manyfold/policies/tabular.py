@@ -49,10 +49,10 @@ class TabularPolicySet(PolicySet):
     def module(self) -> nn.Module:
         return TableModule(torch.from_numpy(self._table).float())
 
-    def save(self, path: Path) -> None:
+    def save(self, path: Path | str) -> None:
         """One safetensors file."""
         tensors = {"table": torch.from_numpy(self._table)}
-        save_tensors(with_ending(path), tensors, "policies", 2, {"kind": self.kind, "names": self.names})
+        save_tensors(with_ending(Path(path)), tensors, "policies", 2, {"kind": self.kind, "names": self.names})
 
     @classmethod
     def build(cls, path: Path, tensors: dict[str, Tensor], about: dict[str, Any]) -> "TabularPolicySet":

@@ -20,6 +20,13 @@ def test_yaml_that_is_broken_is_named_by_line_and_column(tmp_path):
         read(path)
 
 
+def test_a_section_that_stands_twice_is_refused(tmp_path):
+    path = tmp_path / "params.yaml"
+    path.write_text("studies: {a: 1}\nq: {}\nstudies: {b: 1}\n")
+    with pytest.raises(ValueError, match=r"params.yaml, line 3, column 1: not YAML \('studies' stands twice\)"):
+        read(path)
+
+
 def test_numbers_in_scientific_notation_are_numbers(tmp_path):
     """YAML 1.1 reads 1e-3 as text."""
     path = tmp_path / "params.yaml"
