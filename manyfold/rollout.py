@@ -95,6 +95,12 @@ def rollout(
         loggers: the logger of each episode, `[N]`.
         size: episodes of a block; all of them, where all run at once, or `BLOCK` if left out.
     """
+    check_number("size", size, 0)
+    loggers = np.asarray(loggers)
+    if loggers.ndim != 1 or not len(loggers) or not np.issubdtype(loggers.dtype, np.integer) or loggers.min() < 0:
+        raise ValueError(
+            f"loggers are {' '.join(str(loggers).split()):.60}, expected the number of each episode's logger"
+        )
     episodes = len(loggers)
     size = size or (BLOCK if env.slots else episodes)
     return _blocks(_play(env, choose, loggers, rng), episodes, size)
@@ -117,6 +123,13 @@ def _play(env: Environment, choose: Choose, loggers: Ints, rng: np.random.Genera
         active: Any = going if going.size < running.n else slice(None)  # all of them: nothing to pick
         state, t, who = obs[active], running.t[active].copy(), episode[active].copy()
         probs, note = choose(state, t, loggers[who])
+        if probs.shape != (len(who), env.n_actions) or not (
+            probs.min() >= 0 and np.abs(probs.sum(-1) - 1).max() < 1e-5
+        ):
+            raise ValueError(
+                f"a logger's probabilities at t={t[0]} have shape {list(probs.shape)} and sum to "
+                f"{' '.join(str(probs.sum(-1)).split()):.40}, expected {[len(who), env.n_actions]} and 1"
+            )
         actions = np.zeros(running.n, dtype=np.int64)
         actions[active] = taken = sample_actions(probs, rng)
         obs, rewards, terminated, truncated = running.step(actions)

@@ -7,6 +7,7 @@ nothing behind; groups that are finished stay in the work folder, and the next r
 import argparse
 import contextlib
 import errno
+import glob
 import importlib
 import itertools
 import multiprocessing
@@ -76,12 +77,12 @@ def work_on(job: Job, groups: Sequence[int]) -> Failure | None:
     try:
         with claimed(job.work, groups):
             job.stage.run(job.study, list(groups), job.work, job.data)
-    except Exception as error:
+    except (Exception, SystemExit, KeyboardInterrupt) as error:  # an environment may exit; signals don't come here
         return failure(error, job.work)
     return None
 
 
-def failure(error: Exception, work: Path) -> Failure:
+def failure(error: BaseException, work: Path) -> Failure:
     """One line; a full disk is named with the folder even where the error does not know it."""
     line = " ".join(str(error).split()) or type(error).__name__
     if os.strerror(errno.ENOSPC) in line:
@@ -225,7 +226,7 @@ def run_stage(stage: Stage, study: Study, data: Path, workers: int | None = None
 
 def forget_abandoned(name: str, study: str, data: Path) -> None:
     """Removes work folders that other parameters or other code began: the stage has its result."""
-    for folder in (data / ".work" / name).glob(f"{study}-*"):
+    for folder in (data / ".work" / name).glob(f"{glob.escape(study)}-*"):
         if re.fullmatch(re.escape(study) + "-[0-9a-f]{12}", folder.name):
             shutil.rmtree(folder, ignore_errors=True)
 

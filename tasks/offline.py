@@ -15,6 +15,7 @@ from manyfold.data.offline import Columns, Rule
 from manyfold.data.transitions import About, Transitions, Writer
 from manyfold.envs import Environment
 from manyfold.files import atomic_folder, sha256, write_json
+from manyfold.policies.base import check_indices
 from manyfold.tables import Rows
 from tasks import stages
 from tasks.executor import stage_main
@@ -52,7 +53,8 @@ def log_group(study: Study, group: Group, rule: Rule, folder: Path) -> None:
 
 def import_group(study: Study, group: Group, source: Path, folder: Path) -> None:
     """The user's own transitions, checked against the environment, and a card of what can be known of them."""
-    expected = about(study, group.environment(), group.number)
+    env = group.environment()
+    expected = about(study, env, group.number)
     files = sorted(source.glob("*.parquet")) if source.is_dir() else [source]
     if not files:
         raise ValueError(f"{source}: no Parquet files, expected logged transitions")
@@ -61,6 +63,8 @@ def import_group(study: Study, group: Group, source: Path, folder: Path) -> None
     for i, file in enumerate(files):
         data = Transitions(file, replace(expected, env=found.env))
         for batch in data.batches(65_536, np.random.default_rng(0)):  # reads and checks every row
+            for name in ("state", "next_state") if env.n_states else ():
+                check_indices(f"{file}, column {name}", getattr(batch, name), env.n_states)
             rows += len(batch.t)
         shutil.copyfile(file, folder / f"transitions{f'-{i}' if i else ''}.parquet")
     about_source: dict[str, object] = {

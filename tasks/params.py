@@ -36,7 +36,10 @@ def read(path: Path = ROOT / "params.yaml") -> dict[str, Any]:
         raise ValueError(f"{path.name}: not YAML ({type(error).__name__})") from None
     if not isinstance(params, dict):
         raise ValueError(f"{path.name}: expected sections, found none")
-    return {name: _numbers(value) for name, value in params.items()}
+    try:
+        return {name: _numbers(value) for name, value in params.items()}
+    except RecursionError:
+        raise ValueError(f"{path.name}: a section that contains itself, expected numbers, text and sections") from None
 
 
 def _numbers(value: Any) -> Any:
@@ -45,7 +48,10 @@ def _numbers(value: Any) -> Any:
         return {name: _numbers(x) for name, x in value.items()}
     if isinstance(value, list):
         return [_numbers(x) for x in value]
-    return float(value) if isinstance(value, str) and NUMBER.fullmatch(value) else value
+    if isinstance(value, str) and NUMBER.fullmatch(value):
+        number = float(value)
+        return int(number) if number.is_integer() and "-" not in value[1:] else number
+    return value
 
 
 def runner(path: Path = ROOT / "params.yaml") -> tuple[str, str]:

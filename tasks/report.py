@@ -131,6 +131,8 @@ def policy_rows(found: list[tuple[Study, dict[str, Any]]], data: Path) -> Rows:
 def plot_errors(axes: Any, curves: dict[tuple[str, str], Curve], policy: str, markers: bool = True) -> None:
     """One panel of Figure 1: every estimator's relative error."""
     for name, estimator in ESTIMATORS.items():
+        if (name, policy) not in curves:  # results of an earlier version
+            continue
         n, mean, error = curves[name, policy]
         every = np.unique(np.geomspace(1, len(n), 9).astype(int) - 1).tolist()
         look = {"marker": estimator.marker, "markevery": every, "markersize": 4} if markers else {}

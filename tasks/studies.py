@@ -6,6 +6,7 @@ overrides of each stage's defaults. After this module there are objects; nobody 
 
 import difflib
 import importlib
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from manyfold.policies import MlpPolicySet
 from tasks.params import ROOT
 from tasks.params import read as read_params
 
+OURS = {"targets": "manyfold/train/ppo.py", "offline": "manyfold/data/offline.py"}  # the sources that are our own code
 STAGES = ("targets", "offline", "q", "q_hat", "behavior", "evaluate")  # with a section of their own
 
 
@@ -39,8 +41,14 @@ class Study:
         """The user's files that a stage imports; None where it makes its own."""
         found = self.params[stage].get("source")
         if not isinstance(found, str):
-            raise ValueError(f"params.yaml: studies.{self.name}.{stage}.source is {found!r:.60}, expected a path")
-        return None if found.endswith(".py") else self.root / found
+            raise ValueError(f"studies.{self.name}.{stage}.source is {found!r:.60}, expected a path")
+        if found == OURS[stage]:
+            return None
+        if found.endswith(".py"):
+            raise ValueError(
+                f"studies.{self.name}.{stage}.source is {found!r:.60}, expected {OURS[stage]} or your files"
+            )
+        return self.root / found
 
 
 def names(path: Path = ROOT / "params.yaml") -> list[str]:
@@ -65,6 +73,8 @@ def read(name: str, path: Path = ROOT / "params.yaml") -> Study:
             if not isinstance(found, dict):
                 raise ValueError(f"{path.name}: expected a section {where!r}, found {found!r:.40}")
         merged[stage] = _merged(params[stage], own[stage])
+    if not isinstance(own.get("paper", {}), dict):
+        raise ValueError(f"{path.name}: studies.{name}.paper is {own['paper']!r:.40}, expected numbers by estimator")
     environment = own.get("environment")
     if not isinstance(environment, dict) or len(environment) != 1 or next(iter(environment)) not in ENVIRONMENTS:
         raise ValueError(
@@ -78,12 +88,16 @@ def _sections(params: dict[str, Any], path: Path) -> dict[str, dict[str, Any]]:
     found = params.get("studies")
     if not isinstance(found, dict) or not found or not all(isinstance(x, dict) for x in found.values()):
         raise ValueError(f"{path.name}: expected a section 'studies' with one or more studies, found {found!r:.40}")
+    for name in found:  # it names folders
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}", str(name)):
+            raise ValueError(f"{path.name}: study {name!r:.60}, expected a name of letters, digits, dots, dashes and _")
     return {str(name): section for name, section in found.items()}
 
 
 def _merged(defaults: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
     """A stage's defaults with a study's overrides, section by section."""
-    both = {name: _merged(defaults[name], x) for name, x in own.items() if isinstance(x, dict) and name in defaults}
+    inner = [name for name, x in own.items() if isinstance(x, dict) and isinstance(defaults.get(name), dict)]
+    both = {name: _merged(defaults[name], own[name]) for name in inner}
     return {**defaults, **own, **both}
 
 
@@ -119,12 +133,12 @@ def _gymnasium(
         raise ValueError("environment.gymnasium: expected either id or factory")
     make: str | Callable[..., Any] = id or ""
     if factory is not None:
-        module, _, function = factory.partition(":")
+        module, _, function = str(factory).partition(":")
         try:
             made = getattr(importlib.import_module(module), function)
-        except (ImportError, AttributeError, ValueError) as error:
+        except Exception as error:  # whatever a user's module raises
             raise ValueError(f"environment.gymnasium.factory {factory!r}: {error}; expected module:function") from None
-        return GymnasiumEnvironment(lambda: made(**(kwargs or {})), horizon, factory)
+        return GymnasiumEnvironment(lambda: made(**(kwargs or {})), horizon, str(factory))
     return GymnasiumEnvironment(make, horizon, **(kwargs or {}))
 
 
@@ -146,8 +160,11 @@ def make_environment(study: Study, group: int, targets: Path | None = None) -> E
         raise ValueError(f"studies.{study.name}.environment.{kind} is {arguments!r:.40}, expected its arguments")
     try:
         return ENVIRONMENTS[kind](group, targets, **arguments)
-    except TypeError as error:
-        raise ValueError(f"studies.{study.name}.environment.{kind}: {error}") from None
+    except ValueError:
+        raise
+    except Exception as error:  # whatever a user's environment raises
+        said = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ValueError(f"studies.{study.name}.environment.{kind}: {said}") from None
 
 
 def group_name(group: int) -> str:

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from manyfold import exact
-from manyfold.arrays import Array, Ints, check_number
+from manyfold.arrays import Array, check_number
 from manyfold.fqe.nets import ValueNets
-from manyfold.policies.base import PolicySet
+from manyfold.policies.base import PolicySet, check_steps
 
 FLOOR = 1e-3  # of q_hat's scale
 
@@ -63,17 +63,20 @@ class Behavior:
     def __init__(self, policies: PolicySet, q: ValueNets, q_hat: ValueNets, alpha: float = 0.0) -> None:
         check_number("alpha", alpha, 0, 1, whole=False)
         for name, nets in (("q", q), ("q_hat", q_hat)):
-            found = nets.shape.n_policies, nets.shape.n_actions, nets.shape.horizon
-            expected = policies.n_policies, policies.n_actions, policies.horizon
+            shape = nets.shape
+            found = shape.n_policies, shape.n_actions, shape.horizon, shape.n_states
+            expected = policies.n_policies, policies.n_actions, policies.horizon, policies.n_states
             if found != expected:
-                raise ValueError(f"{name} has (policies, actions, horizon) = {found}, expected the targets' {expected}")
+                raise ValueError(
+                    f"{name} has (policies, actions, horizon, states) = {found}, expected the targets' {expected}"
+                )
         self.policies, self.q, self.q_hat, self.alpha = policies, q, q_hat, alpha
         self.scale: Array = q_hat.scale.double().numpy()
 
     def fitted(self, states: ArrayLike, t: int | ArrayLike) -> Fitted:
         """The targets and their fits at states `[N, width]` and steps t `[N]`."""
         x = np.asarray(states, dtype=np.float32)
-        steps: Ints = np.broadcast_to(np.asarray(t, dtype=np.int64), (len(x),))
+        steps = check_steps(t, len(x), self.policies.horizon)
         q = self.q.predict(x, steps)
         return Fitted(self.policies.probs(x, steps), q, floored(self.q_hat.predict(x, steps), q, self.scale))
 

@@ -16,8 +16,10 @@ from gymnasium import spaces
 
 from manyfold.arrays import Array, Bools, Ints, check_actions, check_number
 from manyfold.envs.base import Environment, Observations
+from manyfold.policies.base import check_indices
 
 MOST_STEPS = 1_000_000  # of an episode
+LARGEST = float(np.finfo(np.float32).max)  # logged data are in float32
 
 
 class GymnasiumEnvironment(Environment):
@@ -65,7 +67,12 @@ class GymnasiumEnvironment(Environment):
         env.close()
 
     def open(self, n: int, rng: np.random.Generator) -> "RunningGymnasium":
-        return RunningGymnasium(self, [self._make() for _ in range(n)], rng)
+        envs = [self._make() for _ in range(n)]
+        if len({id(env.unwrapped) for env in envs}) < n:
+            raise ValueError(
+                f"{self.name}: the factory returned the same environment twice, expected a new one each time"
+            )
+        return RunningGymnasium(self, envs, rng)
 
 
 def _time_limit(env: gymnasium.Env[Any, Any]) -> int | None:
@@ -107,12 +114,23 @@ class RunningGymnasium:
         terminated, truncated = np.zeros(self.n, dtype=np.bool_), np.zeros(self.n, dtype=np.bool_)
         self._obs = self._obs.copy()
         for i in np.flatnonzero(~self.done).tolist():
-            obs, rewards[i], terminated[i], cut, _ = self.envs[i].step(int(actions[i]) + self._first_action)
+            obs, reward, terminated[i], cut, _ = self.envs[i].step(int(actions[i]) + self._first_action)
             self.t[i] += 1
+            rewards[i] = reward = np.nan if reward is None else float(reward)
+            if not abs(reward) < LARGEST:
+                raise ValueError(f"{self.env.name}: reward {reward} at step {self.t[i]}, expected a finite number")
             truncated[i] = not terminated[i] and (cut or self.t[i] >= self.env.horizon)
             self._observe(i, obs)
         self.done = self.done | terminated | truncated
         return self._obs, rewards, terminated, truncated
 
     def _observe(self, slot: int, obs: Any) -> None:
-        self._obs[slot] = int(obs) - self._first if self.env.n_states else np.ravel(obs)
+        x, width = np.ravel(obs).astype(np.float64), self.env.width
+        if x.size != width or not (np.abs(x) < LARGEST).all():
+            raise ValueError(
+                f"{self.env.name}: observation {obs!r:.60} after {self.t[slot]} steps, expected {width} finite numbers"
+            )
+        if self.env.n_states:
+            self._obs[slot] = check_indices(f"{self.env.name}: observation", x - self._first, self.env.n_states)
+        else:
+            self._obs[slot] = x

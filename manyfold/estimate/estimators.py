@@ -53,6 +53,13 @@ def log_ratios(target_probs: ArrayLike, behavior_probs: ArrayLike, lengths: Arra
     return _log(_fill(pi, inside, 1.0)) - _log(_fill(mu, inside, 1.0))
 
 
+def log_probs(probs: ArrayLike, lengths: ArrayLike | None = None) -> Array:
+    """Log-probabilities of the actions taken, 0 behind an episode's end; `[K, N, T]`."""
+    p = _array("probs", probs, 3)
+    inside = _inside(p.shape[1:], lengths)
+    return _log(_fill(_probs("probs", p, 3, inside), inside, 1.0))
+
+
 def pdis(rewards: ArrayLike, log_rho: ArrayLike, lengths: ArrayLike | None = None) -> Array:
     """Per-decision importance sampling: sum_t rho_{0:t} R_{t+1}; `[K, N]`.
 

@@ -8,9 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+
 from manyfold.arrays import Array
 from manyfold.data.episodes import Episodes
-from manyfold.estimate import estimators
+from manyfold.estimate import estimators, pooled
 
 Loggers = Literal["targets", "mu", "odi"]
 
@@ -44,11 +46,33 @@ def balanced_baseline(episodes: Episodes) -> Array:
     )
 
 
+def pooled_columns(episodes: Episodes) -> Array:
+    """What pooled evaluation makes its values of, own, whole, decisions, D and the loggers; `[4 + J, K, N]`.
+
+    Own is on-policy MC where the loggers are the targets themselves, whole elsewhere.
+    """
+    (k, n, horizon), j = episodes.target_probs.shape, len(episodes.counts)
+    logger, shares = np.arange(n) % j, np.repeat((episodes.counts / n)[:, None], n, 1)
+    ends = np.full(n, horizon) if episodes.lengths is None else episodes.lengths
+    inside = np.arange(horizon) < ends[:, None]
+    log_pi, log_mu = (
+        estimators.log_probs(x, episodes.lengths) for x in (episodes.target_probs, episodes.logger_probs())
+    )
+    log_w, log_w_loggers = pooled.log_weights(log_pi, log_mu, shares)
+    taken, expected = (np.where(inside, x, 0.0) for x in episodes.baseline())
+    own = np.arange(k) if j == k else np.full(k, -1)
+    rewards = np.where(inside, episodes.rewards, 0.0)
+    found = pooled.columns(rewards, log_w, log_w_loggers, logger, own, shares, [(taken, expected)])
+    loggers = np.broadcast_to(found.loggers[:, None], (j, k, n))
+    return np.concatenate([np.stack([found.own, found.whole, found.decisions, found.baselines[0, 0]]), loggers])
+
+
 RETURNS: dict[str, Callable[[Episodes], Array]] = {
     "pdis": pdis,
     "baseline": baseline,
     "balanced": balanced,
     "balanced_baseline": balanced_baseline,
+    "pooled": pooled_columns,
 }
 
 
@@ -58,7 +82,7 @@ class Method:
 
     loggers: Loggers
     own: bool  # policy k uses the n / K episodes of logger k; otherwise all n
-    returns: str  # a name in RETURNS
+    returns: str  # a name in RETURNS; "pooled" gives columns, whose coefficients come from all episodes of a run
 
 
 METHODS = {
@@ -69,6 +93,7 @@ METHODS = {
     "sodi": Method("odi", False, "pdis"),
     "mpe_baseline": Method("mu", False, "baseline"),
     "son_balanced": Method("targets", False, "balanced"),
+    "pooled": Method("targets", False, "pooled"),
 }
 LOGGERS: tuple[Loggers, ...] = tuple(dict.fromkeys(method.loggers for method in METHODS.values()))
 

@@ -27,4 +27,5 @@ ESTIMATORS = {
     "sodi": Estimator(METHODS["sodi"], "SODI", "#CC79A7", "D"),
     "mpe_baseline": Estimator(METHODS["mpe_baseline"], "MPE + q baseline", "#D55E00", "P"),
     "son_balanced": Estimator(METHODS["son_balanced"], "SON, balanced", "#009E73", "X"),
+    "pooled": Estimator(METHODS["pooled"], "Pooled", "#8C564B", "*"),
 }

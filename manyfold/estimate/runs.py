@@ -8,9 +8,10 @@ from numpy.typing import ArrayLike
 
 from manyfold.arrays import Array, Ints
 from manyfold.data.episodes import Episodes
+from manyfold.estimate import pooled
 from manyfold.estimate.methods import LOGGERS, METHODS, RETURNS, Loggers, balanced_baseline, n_loggers
 
-Values = dict[tuple[Loggers, str], Array]  # (loggers, name of a return) -> the return of every episode, [K, N]
+Values = dict[tuple[Loggers, str], Array]  # (loggers, name of a return) -> the return of every episode, [..., K, N]
 
 
 class Run(NamedTuple):
@@ -45,8 +46,11 @@ def estimates(values: Values, points: Ints) -> Run:
     found = []
     for method in METHODS.values():
         x = values[method.loggers, method.returns]
-        many = n_loggers(method.loggers, len(x))
-        found.append(own_estimates(x, points) if method.own else pooled_estimates(x, points, many))
+        many = n_loggers(method.loggers, x.shape[-2])
+        if method.returns == "pooled":
+            found.append(pooled.at_points(pooled.Columns(x[0], x[1], x[2], x[3][None, None], x[4:, 0]), points))
+        else:
+            found.append(own_estimates(x, points) if method.own else pooled_estimates(x, points, many))
     return Run(*(np.stack(x) for x in zip(*found, strict=True)))
 
 
@@ -71,7 +75,7 @@ def draw(values: Values, episodes: int, rng: np.random.Generator) -> Values:
     order: dict[Loggers, Ints] = {}
     drawn = {}
     for (loggers, name), x in values.items():
-        many, pool = n_loggers(loggers, len(x)), x.shape[-1]
+        many, pool = n_loggers(loggers, x.shape[-2]), x.shape[-1]
         if episodes > pool or episodes % many or pool % many:
             raise ValueError(
                 f"{episodes} episodes of a pool of {pool}, expected at most all, both multiples of {many} loggers"
@@ -80,7 +84,7 @@ def draw(values: Values, episodes: int, rng: np.random.Generator) -> Values:
             rounds = np.tile(np.arange(pool // many), (many, 1))
             picked = rng.permuted(rounds, axis=1)[:, : episodes // many]  # [J, rounds]
             order[loggers] = (picked * many + np.arange(many)[:, None]).T.ravel()
-        drawn[loggers, name] = x[:, order[loggers]]
+        drawn[loggers, name] = x[..., order[loggers]]
     return drawn
 
 

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from manyfold.adam import Adam
-from manyfold.arrays import Ints, check_number
+from manyfold.arrays import Ints, check_number, check_shape
 from manyfold.data.transitions import Batch, Transitions
 from manyfold.files import load_tensors, save_tensors
 from manyfold.fqe.nets import Check, Shape, ValueNets, curves_of, size, views
@@ -158,7 +158,9 @@ class _Work:
         n_states: int,
     ) -> None:
         self.data, self.reward, self.weights, self.seed, self.config = data, reward, weights, seed, config
-        first = next(iter(data.batches(8192, np.random.default_rng([seed, 0]), "train")))
+        first = next(iter(data.batches(8192, np.random.default_rng([seed, 0]), "train")), None)
+        if first is None or not len(first.t):
+            raise ValueError(f"{data.rows} logged rows, expected more: some are held out, and none is left to fit")
         self.nets = _initialise(data, reward(first), first, n_states, config, np.random.default_rng([seed, 1]))
         shape, flat = self.nets.shape, self.nets.flat
         self.average = ValueNets(shape, flat.clone(), self.nets.centre, self.nets.spread, self.nets.scale)
@@ -181,7 +183,11 @@ class _Work:
         found = self.weights(batch.next_state, after)
         pi, *ends = found if isinstance(found, Bounded) else (found, None, None)
         next_weights = torch.from_numpy(np.asarray(pi, np.float32))
-        now = torch.from_numpy(np.array(self.reward(batch), dtype=np.float32)) / scale[:, None]
+        given = np.array(self.reward(batch), dtype=np.float32)
+        shape = (self.nets.shape.n_policies, len(batch.t), self.nets.shape.n_actions)
+        check_shape("weights", next_weights.numpy(), shape, "[K, N, A]")
+        check_shape("reward", given, shape[:2], "[K, N]")
+        now = torch.from_numpy(given) / scale[:, None]
         low, high = (None if x is None else torch.from_numpy(x).float() / scale[:, None, None] for x in ends)
         return Known(now, next_weights * torch.from_numpy(goes_on)[:, None], low, high)
 

@@ -60,7 +60,7 @@ def test_the_pipeline_does_what_has_changed_and_mlflow_leads_back_to_it(project,
     assert parent.data.metrics["seconds.q"] == 0
     assert parent.data.tags[f"dvc.q.{STUDY}"] in (project.folder / "dvc.lock").read_text()
     children = [run for run in runs if run.data.tags.get("mlflow.parentRunId") == parent.info.run_id]
-    assert len(children) == 7
+    assert len(children) == 8
     assert fewer.metrics() == project.metrics()  # two doors, one result
     assert (fewer.folder / "dvc.lock").read_text() == (project.folder / "dvc.lock").read_text()
     mlflow.set_tracking_uri(None)

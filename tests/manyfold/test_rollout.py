@@ -8,6 +8,7 @@ from manyfold.envs.base import Environment, Finite
 from manyfold.envs.binned_mujoco import BinnedMujoco
 from manyfold.envs.gridworld import Gridworld
 from manyfold.envs.gymnasium import GymnasiumEnvironment
+from manyfold.mdp import FiniteMDP
 from manyfold.policies import CallablePolicySet, TabularPolicySet
 from manyfold.rollout import BLOCK, Choice, TabularEpisodes, in_turns, rollout, rollout_tabular
 from manyfold.streams import stream
@@ -236,3 +237,19 @@ def test_means_of_rewards_are_the_exact_values():
         for k, expected in enumerate(exact.values(world.mdp(), policies)):
             mine = returns[k::2]
             assert abs(mine.mean() - expected) < 4 * mine.std() / np.sqrt(len(mine))
+
+
+@pytest.mark.parametrize("probs", [[np.nan, 1.0], [3.0, 3.0], [-1.0, 2.0], [1.0]])
+def test_probabilities_that_are_none_are_refused_instead_of_taking_the_first_action(probs):
+    env = Finite(FiniteMDP(np.full((2, 2, 2), 0.5), np.zeros((2, 2)), [0.5, 0.5], 3))
+    with pytest.raises(ValueError, match="a logger's probabilities at t=0 have shape"):
+        next(rollout(env, lambda obs, t, who: Choice(np.tile(probs, (len(t), 1))), np.zeros(4, int), stream("test")))
+
+
+@pytest.mark.parametrize("loggers", [[], [0.5], [-1, 0], [[0]]])
+def test_loggers_that_are_no_numbers_of_policies_are_refused(loggers):
+    env = Finite(FiniteMDP(np.full((2, 2, 2), 0.5), np.zeros((2, 2)), [0.5, 0.5], 3))
+    with pytest.raises(ValueError, match="expected the number of each episode's logger"):
+        rollout(env, push, np.array(loggers), stream("test"))
+    with pytest.raises(ValueError, match="size is -1, expected a whole number of at least 0"):
+        rollout(env, push, np.array([0]), stream("test"), -1)

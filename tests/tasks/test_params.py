@@ -1,6 +1,7 @@
 import re
 
 import pytest
+import yaml
 
 from tasks import studies
 from tasks.params import ROOT, check_names, read, runner
@@ -31,7 +32,9 @@ def test_numbers_in_scientific_notation_are_numbers(tmp_path):
     """YAML 1.1 reads 1e-3 as text."""
     path = tmp_path / "params.yaml"
     path.write_text("q: {rate: 1e-3, list: [2E5, -1.5e+2], name: e5, other: 1e}")
-    assert read(path) == {"q": {"rate": 0.001, "list": [200000.0, -150.0], "name": "e5", "other": "1e"}}
+    found = read(path)
+    assert found == {"q": {"rate": 0.001, "list": [200000, -150], "name": "e5", "other": "1e"}}
+    assert isinstance(found["q"]["list"][0], int)  # a count may be written so
 
 
 @pytest.mark.parametrize(
@@ -117,6 +120,32 @@ def test_an_environment_may_come_from_a_factory():
     arguments = {"factory": "gymnasium:make", "kwargs": {"id": "FrozenLake-v1"}, "horizon": 7}
     env = studies.make_environment(studies.Study("mine", "mine", {"gymnasium": arguments}, STAGES), 0)
     assert (env.n_states, env.n_actions, env.horizon) == (16, 4, 7)
+
+
+@pytest.mark.parametrize("name", [".", "..", "/tmp/x", "../docs", "a/b", "a b", "", "a[b]*", "-x", "x" * 101])
+def test_a_name_that_is_no_folder_of_its_own_is_refused(tmp_path, name):
+    """A study's name becomes a folder whose old content is replaced."""
+    (tmp_path / "params.yaml").write_text(yaml.safe_dump({"studies": {name: {}}}))
+    with pytest.raises(ValueError, match="expected a name of letters, digits, dots, dashes and _"):
+        studies.names(tmp_path / "params.yaml")
+
+
+def test_only_our_own_two_modules_are_sources_that_are_code():
+    own = {"targets": {"source": "my_policies.py"}, "offline": {"source": "manyfold/data/offline.py"}}
+    study = studies.Study("mine", "mine", {"gridworld": {"m": 3}}, {**STAGES, **own})
+    assert study.source("offline") is None
+    with pytest.raises(ValueError, match=r"targets.source is 'my_policies.py', expected manyfold/train/ppo.py or your"):
+        study.source("targets")
+
+
+def test_an_override_of_another_type_is_left_to_the_stages_own_check():
+    assert studies._merged({"alpha": 0.0}, {"alpha": {"x": 1}}) == {"alpha": {"x": 1}}
+
+
+def test_a_section_that_contains_itself_is_one_line(tmp_path):
+    (tmp_path / "params.yaml").write_text("a: &a {x: *a}")
+    with pytest.raises(ValueError, match="params.yaml: a section that contains itself"):
+        read(tmp_path / "params.yaml")
 
 
 def test_params_yaml_is_beside_the_code():

@@ -83,7 +83,7 @@ def test_bad_arguments_are_refused():
     with pytest.raises(ValueError, match="alpha is 2, expected a number from 0 to 1"):
         Behavior(softmax_policies(), constant(1.0), constant(1.0), 2)
     with pytest.raises(
-        ValueError, match=r"q_hat has \(policies, actions, horizon\) = \(2, 4, 4\), expected the targets'"
+        ValueError, match=r"q_hat has \(policies, actions, horizon, states\) = \(2, 4, 4, 16\), expected the targets'"
     ):
         Behavior(softmax_policies(), constant(1.0), constant(1.0, k=2))
 

@@ -164,3 +164,43 @@ def test_observations_are_flat_vectors_or_indices_from_0(space, sample, width, n
 def test_what_cannot_be_run_is_refused_in_one_line(make, options, message):
     with pytest.raises(ValueError, match=f"^{message}[^\n]*$"):
         GymnasiumEnvironment(make, **options)
+
+
+class Odd(gymnasium.Env):
+    """Returns what it is told to at the second step."""
+
+    observation_space, action_space = gymnasium.spaces.Box(-9, 9, (3,)), gymnasium.spaces.Discrete(2)
+
+    def __init__(self, obs=(0.0, 0.0, 0.0), reward=0.0):
+        self.obs, self.reward = obs, reward
+
+    def reset(self, seed=None, options=None):
+        return np.zeros(3), {}
+
+    def step(self, action):
+        return self.obs, self.reward, False, False, {}
+
+
+@pytest.mark.parametrize(
+    ("told", "line"),
+    [
+        ({"obs": np.ones(1)}, r"observation array\(\[1.\]\) after 1 steps, expected 3 finite numbers"),
+        ({"obs": np.array([0, np.nan, 0])}, "after 1 steps, expected 3 finite numbers"),
+        ({"reward": float("nan")}, "reward nan at step 1, expected a finite number"),
+        ({"reward": 1e39}, "at step 1, expected a finite number"),
+        ({"reward": None}, "reward nan at step 1, expected a finite number"),
+    ],
+)
+def test_what_an_environment_returns_is_checked(told, line):
+    running = GymnasiumEnvironment(lambda: Odd(**told), 5, "odd").open(1, np.random.default_rng(0))
+    running.reset(np.array([0]))
+    with pytest.raises(ValueError, match=f"odd: .*{line}"):
+        running.step(np.array([0]))
+
+
+def test_a_factory_that_returns_one_environment_again_and_again_is_refused():
+    """All slots would share one state."""
+    one = Odd()
+    env = GymnasiumEnvironment(lambda: one, 5, "odd")
+    with pytest.raises(ValueError, match="odd: the factory returned the same environment twice"):
+        env.open(2, np.random.default_rng(0))

@@ -9,7 +9,7 @@ from manyfold.estimate.methods import LOGGERS, METHODS, RETURNS, n_loggers
 
 
 def test_the_methods_are_the_papers_and_on_policy_is_first():
-    assert list(METHODS) == ["on_policy", "mpe", "odi", "son", "sodi", "mpe_baseline", "son_balanced"]
+    assert list(METHODS) == ["on_policy", "mpe", "odi", "son", "sodi", "mpe_baseline", "son_balanced", "pooled"]
     assert LOGGERS == ("targets", "mu", "odi")
     for method in METHODS.values():
         assert method.returns in RETURNS
@@ -50,7 +50,18 @@ def literal(episodes, k, n):
     return {"pdis": pdis, "baseline": baseline, "balanced": balanced, "balanced_baseline": both}
 
 
-@pytest.mark.parametrize("name", RETURNS)
+def test_the_columns_of_pooled_add_up_to_the_balanced_returns(episodes):
+    found = RETURNS["pooled"](episodes)
+    assert found.shape == (4 + 2, 3, 4)
+    for k in range(3):
+        for n in range(4):
+            expected = literal(episodes, k, n)
+            assert found[1:3, k, n].sum() == pytest.approx(expected["balanced"])
+            assert found[1:4, k, n].sum() == pytest.approx(expected["balanced_baseline"])
+    np.testing.assert_allclose(found[4:, 0].mean(0), 0, atol=1e-12)  # shares of a half: sum_j alpha_j (W^j - 1) = 0
+
+
+@pytest.mark.parametrize("name", [name for name in RETURNS if name != "pooled"])
 def test_every_return_is_its_definition(name, episodes):
     found = RETURNS[name](episodes)
     assert found.shape == (3, 4)

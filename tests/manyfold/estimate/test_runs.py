@@ -217,6 +217,6 @@ def test_returns_are_named_and_only_those_that_some_estimator_takes(world):
     _, tables = world
     episodes = logged(tables, "targets", 8, stream("test"))
     found = runs.returns([episodes], "targets")
-    assert set(found) == {("targets", "pdis"), ("targets", "balanced")}
+    assert set(found) == {("targets", "pdis"), ("targets", "balanced"), ("targets", "pooled")}
     for (_, name), x in found.items():
         np.testing.assert_array_equal(x, RETURNS[name](episodes))
