@@ -76,5 +76,5 @@ def test_a_deployment_gives_what_dvc_repro_does_and_nobody_else_can_use_it(worke
 
 def test_there_is_a_deployment_for_each_use_and_one_has_a_schedule():
     deployments = {d["name"]: d for d in yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]}
-    assert list(deployments) == ["gridworld", "study", "paper", "nightly"]
+    assert list(deployments) == ["gridworld", "environment", "paper", "nightly"]
     assert [name for name, d in deployments.items() if d.get("schedules")] == ["nightly"]
