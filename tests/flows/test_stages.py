@@ -1,14 +1,12 @@
 """The stages through their real doors: `dvc repro` and their own commands."""
 
 import json
-import re
 from pathlib import Path
 
 import pytest
 import yaml
 
 from flows.pipeline import STAGES
-from tasks.params import runner
 from tests.projects import ROOT, STUDY
 
 
@@ -87,21 +85,6 @@ def test_bad_input_is_one_line_and_exit_code_2(project):
     done = project.stage("targets")
     assert done.returncode == 2
     assert done.stderr == "targets: targets.width is -1, expected a number from 1 to 1e+09\n"
-
-
-@pytest.mark.parametrize(
-    ("text", "line"),
-    [
-        ("runner: cloud", "params.yaml: runner is 'cloud', expected local or dask"),
-        ("{}", "params.yaml: runner is None, expected local or dask"),
-        ("[]", "params.yaml: expected sections, found none"),
-        ("runner: dask", "params.yaml: scheduler is '', expected its address such as tcp://10.0.0.1:8786"),
-    ],
-)
-def test_a_runner_that_is_not_there_is_refused(tmp_path, text, line):
-    (tmp_path / "params.yaml").write_text(text)
-    with pytest.raises(ValueError, match=re.escape(line)):
-        runner(tmp_path / "params.yaml")
 
 
 def test_the_stages_of_dvc_are_the_pipelines_and_end_with_dvc():
