@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -345,3 +346,13 @@ def test_help_teaches(toy):
     text = " ".join(toy.run("--help").stdout.split())
     assert "Stage `toy`: writes a number for each group." in text
     assert "it resumes from the last save when it is run again" in text
+
+
+@pytest.mark.parametrize("error", [SystemExit(0), KeyboardInterrupt()])
+def test_an_environment_that_exits_does_not_end_a_stage_well(tmp_path, error):
+    def run(*arguments):
+        raise error
+
+    job = executor.Job(types.SimpleNamespace(run=run), None, tmp_path, tmp_path)
+    found = executor.work_on(job, [0])
+    assert (found.expected, found.line.startswith(type(error).__name__)) == (False, True)

@@ -127,6 +127,8 @@ def test_the_users_own_logs_are_imported(own, tmp_path):
         ({"n_actions": 3, "action": np.zeros(12, dtype=int)}, "its n_actions is 3, expected 4"),
         ({"reward": np.full(12, np.nan)}, "column reward: NaN or infinity in row 0, expected finite numbers"),
         ({"t": np.full(12, 7)}, "column t: 7 in row 0, expected 0 to 4"),
+        ({"state": np.full((12, 1), 99)}, r"column state: expected whole numbers \[N\] from 0 to 15, found"),
+        ({"next_state": np.full((12, 1), 1.5)}, r"column next_state: expected whole numbers \[N\] from 0 to 15"),
     ],
 )
 def test_logs_that_do_not_fit_are_refused_and_leave_nothing(own, tmp_path, change, message):

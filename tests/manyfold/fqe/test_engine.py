@@ -374,3 +374,17 @@ def test_fewer_updates_than_the_horizon_asks_for_still_carry_values_back(tmp_pat
 
     assert at_start(config) == pytest.approx(horizon, rel=0.05)
     assert at_start(dataclasses.replace(config, updates_per_step=20)) < 0.9 * horizon
+
+
+def test_too_few_rows_to_hold_any_out_are_one_line(tmp_path):
+    row = {"episode": [0], "t": [0], "state": [[0.0]], "action": [0], "reward": [1.0], "next_state": [[0.0]]}
+    columns = {name: np.array(x) for name, x in row.items()}
+    with Writer(tmp_path / "one.parquet", About("one", 1, 1, 1, 0)) as writer:
+        writer.write(columns | {"terminated": np.array([True]), "truncated": np.array([False])})
+    with pytest.raises(ValueError, match="1 logged rows, expected more: some are held out, and none is left to fit"):
+        engine.fit(
+            Transitions(tmp_path),
+            lambda b: b.reward[None],
+            lambda s, t: np.ones((1, len(t), 1)),
+            np.random.default_rng(0),
+        )
