@@ -144,13 +144,14 @@ def odi_behaviors(policies: ArrayLike, q_hat: ArrayLike) -> Array:
 
 
 def best_behavior(mdp: FiniteMDP, policies: ArrayLike, b: ArrayLike | None = None, max_sweeps: int = 200) -> Array:
-    """The mu `[T, S, A]` that minimises sum_k Var(G_k) over whole episodes, not one step at a time as Theorem 2 does.
+    """The mu `[T, S, A]` that lowers sum_k Var(G_k) over whole episodes, not one step at a time as Theorem 2 does.
 
     Backward induction: given the later mu, the best mu_t(a|s) ∝ sqrt(sum_k c_k(t, s) pi_k^2 m_k(s, a)), where
     m_k = (q - b)^2 + nu + E[Var of G_k from S' under the later mu] and c_k(t, s) = E_mu[rho_k,0:t-1^2 1{S_t = s}] is
-    how much policy k cares about that state. For K = 1 (or T = 1) c cancels and one pass is exact. For more policies
-    c depends on the earlier mu, so passes repeat until nothing improves: every pass lowers the sum, it starts from
-    Theorem 2's mu, hence it is never worse. The search space is the paper's Lambda-hat: mu > 0 wherever some
+    how much policy k cares about that state. For K = 1 (or T = 1) c cancels and one pass gives the minimum. For more
+    policies c depends on the earlier mu, so passes repeat until nothing improves: every pass lowers the sum, it starts
+    from Theorem 2's mu, hence it is never worse. What it returns then is a fixed point of the pass, not a proven
+    minimum: another start might end lower. The search space is the paper's Lambda-hat: mu > 0 wherever some
     pi_k q_hat_k > 0 (with a baseline, wherever its `second_moments` are), and 0 elsewhere. `lowest_variances` bounds
     from below what any mu in it could reach.
     """
@@ -237,7 +238,10 @@ def _normalise(weights: Array) -> Array:
 
 
 def pdis_variance(mdp: FiniteMDP, policies: ArrayLike, mu: ArrayLike) -> Array:
-    """Variance of one episode's PDIS return under mu, initial state included; `[K]`."""
+    """Variance of one episode's PDIS return under mu, initial state included; `[K]`.
+
+    Infinite where the squared ratios exceed what a float holds (mu below about 1e-154 where it matters).
+    """
     return baseline_variance(mdp, policies, mu, None)
 
 
@@ -278,23 +282,32 @@ def _return_variances(mdp: FiniteMDP, pi: Array, mu: Array, d: Array, nu: Array)
     return v, u
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def _variance_step(pi: Array, mu: Array, d: Array, u: Array) -> Array:
-    """Var(G_t | s) = E_mu[rho^2 u] + Var_mu(rho d): both terms non-negative, nothing cancels; `[K, S]`."""
-    rho = divide(pi, mu)
+    """Var(G_t | s) = E_mu[rho^2 u] + Var_mu(rho d): both terms non-negative, nothing cancels; `[K, S]`.
+
+    Infinite where it overflows, but not by an action that is never taken, nor by one whose d and u are 0.
+    """
+    rho = np.minimum(divide(pi, mu), np.finfo(np.float64).max)  # inf * 0 would be NaN
     centre = (pi * d).sum(-1, keepdims=True)
-    return (pi * rho * u + mu * (rho * d - centre) ** 2).sum(-1)
+    later = pi * rho * u
+    if np.isinf(u.max()):
+        later = np.where(np.isinf(u), np.where(rho > 0, np.inf, 0.0), later)
+    return (later + mu * (rho * d - centre) ** 2).sum(-1)
 
 
+@np.errstate(over="ignore")
 def _with_initial_state(mdp: FiniteMDP, pi: Array, q: Array, v_0: Array) -> Array:
     """The law of total variance at t = 0: E[Var(G | S_0)] + Var(v_0(S_0)); `[K]`."""
     value = (pi[:, 0] * q[:, 0]).sum(-1)  # [K, S]
     centred = value - (value @ mdp.initial)[:, None]
-    return (v_0 + centred**2) @ mdp.initial
+    return np.where(mdp.initial > 0, v_0 + centred**2, 0.0) @ mdp.initial  # no 0 * inf
 
 
 # --- estimators at equal cost -----------------------------------------------------------------------------------------
 
 
+@np.errstate(over="ignore")
 def estimator_variances(
     mdp: FiniteMDP,
     policies: ArrayLike,
@@ -344,6 +357,7 @@ def estimator_variances(
     }
 
 
+@np.errstate(over="ignore")
 def relative_variances(variances: dict[str, Array]) -> dict[str, float]:
     """The paper's table row: each estimator's variance, summed over the policies, divided by on-policy MC's."""
     if "on_policy" not in variances:

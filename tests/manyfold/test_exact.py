@@ -195,6 +195,45 @@ def test_mu_covers_a_probability_of_1e_200():
     assert np.isfinite(exact.pdis_variance(mdp, pi, mu)).all()
 
 
+@pytest.mark.parametrize("tiny", [1e-300, 5e-324])
+def test_a_mu_of_1e_300_has_an_infinite_variance(tiny):
+    """State 0, action 0 pays 1, action 1 pays 2; state 1 pays 0 in both, so that nothing there can be infinite."""
+    mdp = FiniteMDP(np.eye(2)[:, None].repeat(2, 1), [[1.0, 2.0], [0.0, 0.0]], [1.0, 0.0], 2)
+    pi = np.full((2, 2, 2, 2), 0.5)
+    pi[1] = [1.0, 0.0]  # never takes what mu hardly takes
+    mu = np.broadcast_to([1.0, tiny], (2, 2, 2))
+    infinite = pytest.approx([np.inf, 0.0], abs=1e-290)
+    assert exact.conditional_variances(mdp, pi, mu)[:, 0, 0] == infinite
+    assert (exact.conditional_variances(mdp, pi, mu)[..., 1] == 0).all()
+    assert exact.pdis_variance(mdp, pi, mu) == infinite
+    assert exact.baseline_variance(mdp, pi, mu, np.zeros_like(pi)) == infinite
+    assert exact.baseline_variance(mdp, pi, mu, exact.action_values(mdp, pi)).tolist() == [0.0, 0.0]
+    elsewhere = FiniteMDP(mdp.transitions, mdp.rewards, [0.0, 1.0], 2)  # starts where nothing is infinite
+    assert exact.pdis_variance(elsewhere, pi, mu).tolist() == [0.0, 0.0]
+    found = exact.estimator_variances(mdp, pi, behaviors=(mu, np.stack([mu, mu])))
+    for name in ("mpe", "odi", "sodi"):
+        assert found[name] == infinite
+    assert exact.relative_variances(found)["mpe"] == np.inf
+
+
+@given(cases(max_states=4), st.sampled_from([1e-120, 1e-200, 1e-308, 5e-324]))
+def test_no_mu_gives_nan(case, tiny):
+    """However small its probabilities, on paths that are taken or not."""
+    mu = covering(case)
+    mu[case.rng.random(mu.shape) < 0.3] = tiny
+    mu[..., 0] += (mu.sum(-1) < 0.5) * 1.0
+    mu /= mu.sum(-1, keepdims=True)
+    mu[mu == 0] = 5e-324  # 5e-324 / 2 is 0
+    b = case.rng.standard_normal(case.policies.shape)
+    for baseline in (None, b, exact.action_values(case.mdp, case.policies)):
+        variance = exact.baseline_variance(case.mdp, case.policies, mu, baseline)
+        assert (variance >= 0).all()
+    found = exact.estimator_variances(case.mdp, case.policies, behaviors=(mu, np.stack([mu] * len(case.policies))))
+    assert all((variance >= 0).all() for variance in found.values())
+    least = exact.lowest_variances(case.mdp, case.policies)
+    assert (least <= exact.pdis_variance(case.mdp, case.policies, mu) * (1 + 1e-9) + 1e-9).all()
+
+
 @pytest.mark.parametrize("bad", [-1e-9, np.nan, np.inf])
 def test_a_bad_q_hat_is_refused(bad):
     q_hat = np.ones((2, 1, 2, 2))
