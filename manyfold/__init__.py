@@ -10,8 +10,9 @@ What is public (everything else may change without notice):
                                                                           fitted q and q_hat; r_hat; next weights pi
     Behavior, plan_problem, plan_weights, predict, verdict, export        mu and ODI, what they promise; weights pi^2/mu
     ESTIMATORS, METHODS, RETURNS, rollout_tabular, in_turns, pooled_truth online episodes and what they say
-    FiniteMDP; the modules exact, similarity, estimators and rollout      exact dynamic programming, Theorems 3 and 4,
-                                                                          the returns, episodes of any environment
+    FiniteMDP; the modules exact, similarity, estimators, diagnostics and rollout
+                                                                          exact dynamic programming, Theorems 3 and 4,
+                                                                          the returns, whether to trust them, episodes
 
 Names are imported at first use: `import manyfold` alone loads neither torch nor MuJoCo.
 """
@@ -59,7 +60,7 @@ _PUBLIC = {
     "verdict": "design.prediction",
 }
 _RENAMED = {"FitConfig": ("fqe.engine", "Config"), "load_policies": ("policies", "load")}
-_MODULES = {"estimators": "estimate.estimators"}
+_MODULES = {"diagnostics": "estimate.diagnostics", "estimators": "estimate.estimators"}
 
 __all__ = ["__version__", "exact", "rollout", "similarity", *_MODULES, *_PUBLIC, *_RENAMED]
 

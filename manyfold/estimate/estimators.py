@@ -157,29 +157,6 @@ def estimate(values: ArrayLike, logger: ArrayLike | None = None) -> Estimate:
     return Estimate(x.mean(-1), np.sqrt(within / n), np.asarray(within))
 
 
-class Weights(NamedTuple):
-    """Health of the importance weights of each policy; `[K]` each."""
-
-    effective_sample_size: Array  # (sum w)^2 / sum w^2, out of N
-    largest: Array
-    mean: Array  # should be 1; below it where mu leaves out actions that do not matter
-    mean_standard_error: Array
-
-
-def weights(log_rho: ArrayLike) -> Weights:
-    """Diagnostics of the whole-episode weights w = rho_{0:T-1}, from log ratios `[K, N, T]`."""
-    ratios = _array("log_rho", log_rho, 3)
-    log_w = _array("log_rho", ratios, 3, np.ones(ratios.shape[1:], dtype=np.bool_)).sum(-1)  # [K, N]
-    n = log_w.shape[-1]
-    top = log_w.max(-1, keepdims=True)
-    scaled = np.exp(log_w - np.where(np.isneginf(top), 0.0, top))
-    squares = (scaled**2).sum(-1)
-    ess = np.divide(scaled.sum(-1) ** 2, squares, out=np.zeros_like(squares), where=squares > 0)
-    w = np.exp(log_w)
-    error = w.std(-1, ddof=1) / np.sqrt(n) if n > 1 else np.full(len(w), np.nan)
-    return Weights(ess, w.max(-1), w.mean(-1), error)
-
-
 def _array(name: str, x: ArrayLike, ndim: int, inside: Bools | None = None) -> Array:
     """Refuses another number of axes, other episodes or steps than `inside [N, T]`, and NaN inside an episode."""
     out = np.asarray(x, dtype=np.float64)

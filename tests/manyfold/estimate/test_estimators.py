@@ -284,31 +284,6 @@ def test_estimate_by_hand():
         estimators.estimate([[1.0, 2.0, 3.0, 4.0]], logger=[0, 0, 0, 1])
 
 
-def test_weights_by_hand():
-    log_rho = np.log([[[1.0, 1.0], [1.0, 1.0]], [[3.0, 1.0], [0.5, 2.0]]])
-    found = estimators.weights(log_rho)
-    np.testing.assert_allclose(found.effective_sample_size, [2.0, 16 / 10])  # w = 3, 1
-    np.testing.assert_allclose(found.largest, [1.0, 3.0])
-    np.testing.assert_allclose(found.mean, [1.0, 2.0])
-    np.testing.assert_allclose(found.mean_standard_error, [0.0, 1.0])
-
-
-def test_weights_survive_zeros_and_extremes():
-    log_rho = np.array([[[-np.inf], [-np.inf]], [[-900.0], [-900.0]], [[0.0], [-np.inf]]])
-    found = estimators.weights(log_rho)
-    np.testing.assert_allclose(found.effective_sample_size, [0.0, 2.0, 1.0])
-    assert found.mean[0] == 0
-
-
-def test_the_mean_weight_is_one_on_sampled_episodes(grid):
-    world, mdp, policies = grid
-    mu = exact.shared_behavior(policies, exact.second_moments(mdp, policies))
-    episodes = rollout_tabular(world, mu, N, stream("test-weights"))
-    found = estimators.weights(estimators.log_ratios(episodes.probs(policies), episodes.probs(mu)))
-    assert (np.abs(found.mean - 1) < 4 * found.mean_standard_error).all()
-    assert (found.effective_sample_size < N).all()
-
-
 # --- bad input --------------------------------------------------------------------------------------------------------
 
 OK = np.full((2, 3, 4), 0.5)
@@ -332,7 +307,6 @@ OK = np.full((2, 3, 4), 0.5)
         (lambda: estimators.balanced(np.zeros((3, 4)), OK, OK, [4, -1]), "expected one per logger"),
         (lambda: estimators.pdis(np.ones((1, 4)), np.zeros((2, 3, 4))), r"with \[N, T\] = \[1, 4\]"),
         (lambda: estimators.pdis(np.full((3, 4), np.nan), np.zeros((2, 3, 4))), r"rewards\[0, 0\] is nan"),
-        (lambda: estimators.weights(OK * np.nan), r"log_rho\[0, 0, 0\] is nan"),
         (lambda: estimators.mc(np.zeros((1, 4)), [1.5]), "expected 1 whole numbers from 0 to 4"),
     ],
 )
