@@ -14,7 +14,7 @@ import numpy as np
 import manyfold  # noqa: F401 - registers the environment
 from benchmarks.show import show
 from manyfold import exact
-from manyfold.data.episodes import Episodes
+from manyfold.data.episodes import Padded
 from manyfold.envs import Gridworld
 from manyfold.estimate import runs
 from manyfold.estimate.loggers import TabularLogging
@@ -43,7 +43,7 @@ def ours(first: int) -> float:
     start = time.perf_counter()
     for run in range(first, first + RUNS):
 
-        def log(name: Loggers, run: int = run) -> Episodes:
+        def log(name: Loggers, run: int = run) -> Padded:
             return next(logging.log(name, EPISODES, stream("bench", name, run)))
 
         runs.run(log, points)

@@ -9,6 +9,7 @@ What is public (everything else may change without notice):
     fit, FitConfig, ValueNets, q_problem, q_hat_problem, moment_reward, policy_weights
                                                                           fitted q and q_hat; r_hat; next weights pi
     Behavior, plan_problem, plan_weights, predict, verdict, export        mu and ODI, what they promise; weights pi^2/mu
+    evaluate, collect, pool, combine, plan, first_states, Estimate        K policies from their own episodes in turns
     ESTIMATORS, METHODS, RETURNS, rollout_tabular, in_turns, pooled_truth online episodes and what they say
     FiniteMDP; the modules exact, similarity, estimators, diagnostics and rollout
                                                                           exact dynamic programming, Theorems 3 and 4,
@@ -28,6 +29,7 @@ _PUBLIC = {
     "BinnedMujoco": "envs.binned_mujoco",
     "CallablePolicySet": "policies",
     "ESTIMATORS": "estimate.registry",
+    "Estimate": "estimate.evaluation",
     "Environment": "envs.base",
     "Episodes": "data.episodes",
     "Finite": "envs.base",
@@ -45,13 +47,19 @@ _PUBLIC = {
     "Transitions": "data.transitions",
     "ValueNets": "fqe.nets",
     "Writer": "data.transitions",
+    "collect": "estimate.evaluation",
+    "combine": "estimate.evaluation",
+    "evaluate": "estimate.evaluation",
     "export": "design.export",
+    "first_states": "estimate.evaluation",
     "fit": "fqe.engine",
     "in_turns": "rollout",
     "moment_reward": "fqe.problems",
+    "plan": "estimate.shares",
     "plan_problem": "design.prediction",
     "plan_weights": "design.prediction",
     "policy_weights": "fqe.problems",
+    "pool": "estimate.evaluation",
     "pooled_truth": "estimate.runs",
     "predict": "design.prediction",
     "q_hat_problem": "fqe.problems",

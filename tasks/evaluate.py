@@ -21,7 +21,7 @@ import torch
 
 from manyfold import exact
 from manyfold.arrays import Array, Ints
-from manyfold.data.episodes import Episodes
+from manyfold.data.episodes import Padded
 from manyfold.envs import Environment
 from manyfold.estimate import runs, summary
 from manyfold.estimate.loggers import logging_of
@@ -120,7 +120,7 @@ def evaluate_exact(group: Group, env: Environment, mdp: FiniteMDP, protocol: Pro
     found = []
     for run in range(protocol.runs):
 
-        def log(loggers: Loggers, run: int = run) -> Episodes:
+        def log(loggers: Loggers, run: int = run) -> Padded:
             rng = stream("evaluate", name, group.number, loggers, run)
             (episodes,) = logging.log(loggers, protocol.episodes, rng)
             return episodes

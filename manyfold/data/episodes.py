@@ -1,16 +1,116 @@
-"""Whole episodes of several loggers, with all that a return of K target policies needs."""
+"""Whole episodes of several loggers: as they were run, and padded with all that a return of K target policies needs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
-from manyfold.arrays import Array, Ints
+import numpy as np
+from numpy.typing import NDArray
+
+from manyfold.arrays import Array, Bools, Ints, check_shape
 from manyfold.estimate import estimators
+
+BLOCK = 2**21  # numbers of one kind that are padded at once
 
 
 @dataclass(frozen=True)
 class Episodes:
-    """N episodes of J loggers in turns; what few returns need is computed when asked for."""
+    """What was run: M steps of N whole episodes in a row, and how likely every action was under every policy."""
+
+    states: NDArray[Any]  # [M, width]
+    t: Ints  # [M]
+    actions: Ints  # [M]
+    rewards: Array  # [M]
+    lengths: Ints  # steps of each episode, [N]
+    logger: Ints  # who ran each episode, [N]
+    log_targets: Array  # log-probability of the action taken under every target, [K, M]
+    log_loggers: Array  # under every logger, [J, M]
+    own: Ints  # the logger that is target k itself, -1 where none is, [K]
+    names: tuple[str, ...]  # of the targets
+    horizon: int
+    n_states: int = 0  # states are indices 0..n_states - 1; 0: they are vectors
+    probs: Array | None = None  # of all actions under every target, where they can be counted, [K, M, A]
+
+    def __post_init__(self) -> None:
+        steps = int(self.lengths.sum())
+        for name, x in (("t", self.t), ("actions", self.actions), ("rewards", self.rewards)):
+            check_shape(name, x, (steps,), "[M]")
+        check_shape("log_targets", self.log_targets, (len(self.names), steps), "[K, M]")
+        check_shape("log_loggers", self.log_loggers, (len(self.log_loggers), steps), "[J, M]")
+        check_shape("logger", self.logger, self.lengths.shape, "[N]")
+        check_shape("own", self.own, (len(self.names),), "[K]")
+
+    @property
+    def all_probs(self) -> Array:
+        """Of all actions under every target, `[K, M, A]`."""
+        if self.probs is None:
+            raise ValueError("these actions can't be counted, expected the probabilities of all of them")
+        return self.probs
+
+    @property
+    def n_loggers(self) -> int:
+        """J."""
+        return len(self.log_loggers)
+
+    @property
+    def steps(self) -> int:
+        """M, what they cost."""
+        return len(self.t)
+
+    @property
+    def returns(self) -> Array:
+        """The sum of each episode's rewards, `[N]`."""
+        return np.bincount(self.of_steps, weights=self.rewards, minlength=len(self.lengths)).astype(np.float64)
+
+    @property
+    def of_steps(self) -> Ints:
+        """The episode of each step, `[M]`."""
+        return np.repeat(np.arange(len(self.lengths)), self.lengths)
+
+    def first_states(self) -> NDArray[Any]:
+        """`[N, width]`."""
+        return self.states[np.cumsum(self.lengths) - self.lengths]
+
+    def blocks(self, width: int) -> Iterator["Block"]:
+        """All of them, so many at a time that `width` numbers a step, padded, stay within `BLOCK`."""
+        ends = np.cumsum(self.lengths)
+        size = max(1, BLOCK // (int(self.lengths.max(initial=1)) * width))
+        for first in range(0, len(self.lengths), size):
+            last = min(first + size, len(self.lengths))
+            steps = slice(int(ends[first] - self.lengths[first]), int(ends[last - 1]))
+            lengths = self.lengths[first:last]
+            yield Block(slice(first, last), steps, np.arange(lengths.max()) < lengths[:, None])
+
+
+@dataclass(frozen=True)
+class Block:
+    """Some episodes in a row."""
+
+    episodes: slice
+    steps: slice  # theirs
+    inside: Bools  # which padded steps are theirs, [n, T]
+
+    def pad(self, x: NDArray[Any]) -> NDArray[Any]:
+        """Of all steps in the last axis, `[..., M] -> [..., n, T]`, zeros behind the ends."""
+        return self.pad_own(x[..., self.steps])
+
+    def pad_own(self, x: NDArray[Any]) -> NDArray[Any]:
+        """Of the block's own steps in the last axis, `[..., m] -> [..., n, T]`."""
+        out = np.zeros((*x.shape[:-1], *self.inside.shape), dtype=x.dtype)
+        out[..., self.inside] = x
+        return out
+
+    def pad_rows(self, x: NDArray[Any]) -> NDArray[Any]:
+        """Of the block's own steps in the first axis, `[m, p] -> [n, T, p]`."""
+        out = np.zeros((*self.inside.shape, x.shape[-1]), dtype=x.dtype)
+        out[self.inside] = x
+        return out
+
+
+@dataclass(frozen=True)
+class Padded:
+    """N episodes of J loggers in turns, padded; what few returns need is computed when asked for."""
 
     rewards: Array  # [N, T]
     target_probs: Array  # of the actions taken, [K, N, T]

@@ -1,87 +1,239 @@
 """Baselines that need no logged data: regressions of the reward-to-go on other folds of the online episodes themselves.
 
-A baseline b_k(s, t) that does not look at the action has D_k = sum_t (W_{t-1} - W_t) b_k(S_t, t). With b = features
-times theta, D is linear in theta, so that the regressions of all folds cost one pass over the episodes:
+A baseline that is linear, b_k(s, t) = features(s, t) . theta_k, has a D that is linear too, so that the regressions of
+all folds cost one pass over the episodes:
 
-    Z_k = sum_t (W_{t-1} - W_t) features(S_t, t),   D_k = Z_k . theta_k.
+    D_k = Z_k . theta_k,   Z_k = sum_t (W_{t-1} - W_t) features(S_t, t).
 
-Fold f must not see itself, and the folds by which it chooses coefficients must not see it either: theta for an episode
-of fold g, as fold f sees it, is fitted on policy k's own episodes outside of f and g.
+Three of them: the mean reward-to-go of the episodes that are alive at about t; a regression on the state and t; and one
+on the action as well, theta + delta_a, where delta is shrunk towards 0:
+
+    D_k = Z_k . theta_k + sum_a Z_ka . delta_ka,   Z_ka = sum_t (W_{t-1} pi_k(a|S_t) - W_t 1[A_t = a]) features(S_t, t).
+
+All episodes serve the regressions of every policy, weighted by W_T: near policies learn from each other, far-apart ones
+from their own. Fold f must not see itself, and the folds by which it chooses coefficients must not see it either: theta
+for an episode of fold g, as fold f sees it, is fitted on the episodes outside of f and g. The features are scaled by
+what the folds other than f have seen, rounded to powers of 2, so that all folds nearly always share them.
 """
+
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from manyfold.arrays import Array, Bools, Ints
+from manyfold.arrays import Array, Ints
+from manyfold.data.episodes import Block, Episodes
 
-RIDGE = 1e-3  # of each feature's second moment
+CLASSES = 64  # of steps, in the baseline by t
+DIRECTIONS = 64  # of the ReLUs
+FAR = 3.0  # spreads from the centre: states beyond count as being there
+MOST_PRODUCTS = 30  # numbers of an observation of which all products of two are features
+MOST_STATES = 256  # that are counted one by one
+ACTION_FEATURES = 256  # of all actions together
+RIDGE, ACTION_RIDGE = 1e-4, 0.5  # of each feature's second moment
 
-
-def differences(log_w: Array, inside: Bools) -> Array:
-    """W_{t-1} - W_t with W_{-1} = 1, and 0 behind an episode's end; `[K, N, T]`."""
-    w = np.exp(log_w)
-    before = np.concatenate([np.ones_like(w[..., :1]), w[..., :-1]], -1)
-    return np.where(inside, before - w, 0.0)
-
-
-def by_step(inside: Bools) -> NDArray[np.float64]:
-    """One feature for each step t: the baseline is the mean reward-to-go of the episodes alive at t; `[N, T, T]`."""
-    n, horizon = inside.shape
-    return np.broadcast_to(np.eye(horizon), (n, horizon, horizon))
+Floats = NDArray[np.float32]
 
 
-def quadratic(states: Array, horizon: int) -> Array:
-    """1, s, all products of two of its numbers, t/T and (t/T)^2 of states `[N, T, d]`; `[N, T, features]`."""
-    n, steps, width = states.shape
-    i, j = np.triu_indices(width)
-    time = np.broadcast_to((np.arange(steps) / horizon)[:, None], (n, steps, 1))
-    return np.concatenate([np.ones_like(time), states, states[..., i] * states[..., j], time, time**2], -1)
+class ActionValues(Protocol):
+    """q of K policies: `ValueNets`, or anything else that can tell it."""
+
+    def predict(self, states: NDArray[Any], t: Ints) -> Array:
+        """q at N states and all actions; `[K, N, A]`."""
 
 
-def fold_controls(
-    difference: Array,
-    features: Array,
-    rewards: Array,
-    inside: Bools,
-    logger: Ints,
-    own: Ints,
-    fold: Ints,
-    folds: int,
-    ridge: float = RIDGE,
-) -> Array:
-    """D of every episode and policy as each fold sees it; `[F, K, N]`.
+class Scale(NamedTuple):
+    """Of an observation, in powers of 2."""
+
+    centre: tuple[float, ...]
+    spread: tuple[float, ...]
+
+
+def scales(episodes: Episodes, fold: Ints, folds: int) -> list[Scale]:
+    """What every fold sees of the spread of the others' states."""
+    width = episodes.states.shape[-1]
+    sums = np.zeros((3, folds, width))
+    of_steps = fold[episodes.of_steps]
+    for d in range(width):
+        x = episodes.states[:, d].astype(np.float64)
+        for i, value in enumerate((np.ones(len(x)), x, x**2)):
+            sums[i, :, d] = np.bincount(of_steps, weights=value, minlength=folds)
+    count, first, second = sums.sum(1, keepdims=True) - sums
+    mean = first / count
+    deviation = np.sqrt(np.maximum(second / count - mean**2, 0))
+    spread = np.where(deviation > 0, 2.0 ** np.round(np.log2(np.where(deviation > 0, deviation, 1.0))), 1.0)
+    centre = np.round(mean / spread) * spread
+    return [Scale(tuple(c.tolist()), tuple(s.tolist())) for c, s in zip(centre, spread, strict=True)]
+
+
+def features(states: NDArray[Any], t: NDArray[Any], horizon: int, scale: Scale, n_states: int = 0) -> Floats:
+    """1, (s, t), their products and ReLUs of random directions; of counted states one number each; `[M, p]`."""
+    time = (2.0 * t / horizon - 1)[:, None]
+    one = np.ones((len(t), 1))
+    if n_states:
+        counted = np.asarray(states)[:, :1] == np.arange(n_states) if n_states <= MOST_STATES else one[:, :0]
+        return np.concatenate([one, time, time**2, counted], 1, dtype=np.float32)
+    near = np.clip((states - np.array(scale.centre)) / np.array(scale.spread), -FAR, FAR)  # no wild extrapolation
+    z = np.concatenate([near, time], 1, dtype=np.float32)
+    width = z.shape[1]
+    rng = np.random.default_rng(width)  # the same directions every time
+    directions, shifts = rng.standard_normal((width, DIRECTIONS)), rng.uniform(-2, 2, DIRECTIONS)
+    bent = np.maximum(z @ (directions / np.sqrt(width)).astype(np.float32) + shifts.astype(np.float32), 0)
+    i, j = np.triu_indices(width) if width <= MOST_PRODUCTS else (np.arange(width),) * 2
+    return np.concatenate([one, z, z[:, i] * z[:, j], bent], 1, dtype=np.float32)
+
+
+def steps_of(t: Ints, horizon: int) -> Floats:
+    """One number for each class of steps, `[M, classes]`."""
+    classes = min(horizon, CLASSES)
+    return np.asarray((t * classes // horizon)[:, None] == np.arange(classes), dtype=np.float32)
+
+
+class Regression:
+    """Sums of one linear baseline over all episodes, block by block.
 
     Args:
-        difference: of `differences`, `[K, N, T]`.
-        features: `[N, T, p]`.
-        rewards: `[N, T]`, 0 behind an end.
-        own: the logger that is target k itself, -1 where none is (then all episodes are regressed on), `[K]`.
+        starts: features of m other starts, `[m, p]`: the baseline's mean there takes the place of a share m / (n + m)
+            of its value at the episodes' own starts.
+        actions: A where the action is regressed on as well.
     """
-    k, n, _ = difference.shape
-    to_go = np.flip(np.cumsum(np.flip(rewards, -1), -1), -1)  # [N, T]
-    x = np.where(inside[..., None], features, 0.0)
-    z = np.einsum("knt,ntp->knp", difference, x, optimize=True)  # [K, N, p]
-    size = x.shape[-1]
-    left, right = np.zeros((folds, k, size, size)), np.zeros((folds, k, size))
-    for g in range(folds):
-        for i in range(k):
-            rows = (fold == g) & ((logger == own[i]) if own[i] >= 0 else True)
-            seen = x[rows][inside[rows]]  # [steps, p]
-            left[g, i] = seen.T @ seen
-            right[g, i] = seen.T @ to_go[rows][inside[rows]]
-    out = np.empty((folds, k, n))
-    for f in range(folds):
-        for g in range(folds):
-            others = [h for h in range(folds) if h not in (f, g)]
-            theta = _solve(left[others].sum(0), right[others].sum(0), ridge)  # [K, p]
-            here = fold == g
-            out[f, :, here] = np.einsum("knp,kp->nk", z[:, here], theta)
-    return out
+
+    def __init__(self, episodes: Episodes, fold: Ints, folds: int, starts: Floats, actions: int = 0) -> None:
+        k, n, (m, size) = len(episodes.names), len(episodes.lengths), starts.shape
+        self.fold, self.folds, self.actions, self.starts = fold, folds, actions, starts
+        self.share, self.start = m / (n + m), starts.mean(0) if m else np.zeros(size, dtype=np.float32)
+        self.size, self.action_size = size, min(size, ACTION_FEATURES // actions) if actions else 0
+        self.left, self.right = np.zeros((folds, k, size, size)), np.zeros((folds, k, size))
+        self.z = np.zeros((k, n, size), dtype=np.float32)
+        self.action_left = np.zeros((actions, folds, k, self.action_size, size))
+        self.action_right = np.zeros((actions, folds, k, self.action_size))
+        self.action_z = np.zeros((actions, k, n, self.action_size), dtype=np.float32)
+
+    def add(
+        self,
+        block: Block,
+        x: Floats,
+        to_go: Floats,
+        w: Floats,
+        before: Floats,
+        weights: Floats,
+        taken: Ints,
+        probs: Array | None,
+    ) -> None:
+        """A block of episodes.
+
+        Args:
+            x: features, `[n, T, p]`, 0 behind an end.
+            to_go: the reward-to-go, `[n, T]`.
+            w, before: W_t and W_{t-1}, 0 behind an end, `[K, n, T]`.
+            weights: W_T, `[K, n]`.
+            taken: actions `[n, T]`; probs: of all actions, `[K, M, A]`.
+        """
+        here = self.fold[block.episodes]
+        self.left += _fold_sums(x.mT @ x, weights, here, self.folds)
+        self.right += _fold_sums((to_go[:, None] @ x)[:, 0], weights, here, self.folds)
+        self.z[:, block.episodes] = np.moveaxis(np.moveaxis(before - w, 0, 1) @ x, 1, 0)
+        self.z[:, block.episodes] += self.share * (self.start - x[:, 0])
+        if probs is None:
+            return
+        part = x[..., : self.action_size]
+        for a in range(self.actions):
+            chosen = (taken == a) & block.inside
+            only = part * chosen[..., None]
+            self.action_left[a] += _fold_sums(only.mT @ x, weights, here, self.folds)
+            self.action_right[a] += _fold_sums((to_go[:, None] @ only)[:, 0], weights, here, self.folds)
+            pi = block.pad(probs[..., a]).astype(np.float32)
+            expected = np.moveaxis(before * pi - w * chosen, 0, 1) @ part
+            self.action_z[a][:, block.episodes] = np.moveaxis(expected, 1, 0)
+
+    def theta(self, f: int, g: int) -> tuple[Array, list[Array]]:
+        """theta `[K, p]`, and delta of each action, without the folds f and g."""
+        others = [h for h in range(self.folds) if h not in (f, g)]
+        theta = _solve(self.left[others].sum(0), self.right[others].sum(0), RIDGE)
+        deltas = []
+        for a in range(self.actions):
+            left = self.action_left[a][others].sum(0)
+            right = self.action_right[a][others].sum(0) - np.einsum("kpq,kq->kp", left, theta)
+            deltas.append(_solve(left[..., : self.action_size], right, ACTION_RIDGE))
+        return theta, deltas
+
+    def controls(self, f: int) -> tuple[Array, Array, Array]:
+        """D, what actions add to it, as fold f sees all episodes, `[K, N]` each, and v_0 at the starts, `[K, m]`."""
+        plain, acting = np.empty(self.z.shape[:2]), np.zeros(self.z.shape[:2])
+        values = np.empty((len(plain), len(self.starts)))
+        for g in range(self.folds):
+            here = self.fold == g
+            theta, deltas = self.theta(f, g)
+            plain[:, here] = (self.z[:, here] @ theta[..., None])[..., 0]
+            for a, delta in enumerate(deltas):
+                acting[:, here] += (self.action_z[a][:, here] @ delta[..., None])[..., 0]
+            if f == g:
+                values = theta @ self.starts.T
+        return plain, acting, values
+
+
+class Regressions:
+    """The three baselines of an evaluation: by t, on (s, t), and on (s, t, a) where actions can be counted.
+
+    Args:
+        starts: first observations of m episodes elsewhere, `[m, width]`.
+    """
+
+    def __init__(self, episodes: Episodes, fold: Ints, folds: int, starts: NDArray[Any]) -> None:
+        self.episodes, self.folds = episodes, folds
+        self.scales, begin = scales(episodes, fold, folds), np.zeros(len(starts), dtype=np.int64)
+        self.by_t = Regression(episodes, fold, folds, steps_of(begin, episodes.horizon))
+        actions = 0 if episodes.probs is None else episodes.probs.shape[-1]
+        self.by_state = {
+            scale: Regression(episodes, fold, folds, self.features(starts, begin, scale), actions)
+            for scale in dict.fromkeys(self.scales)
+        }
+
+    @property
+    def size(self) -> int:
+        """Numbers of a step."""
+        return self.by_t.size + max(one.size for one in self.by_state.values())
+
+    def features(self, states: NDArray[Any], t: Ints, scale: Scale) -> Floats:
+        """Of these steps, `[M, p]`."""
+        return features(states, t, self.episodes.horizon, scale, self.episodes.n_states)
+
+    def add(self, block: Block, log_w: Array, rewards: Array) -> None:
+        """A block of episodes: log W_t `[K, n, T]`, rewards `[n, T]`."""
+        steps, w = block.steps, np.where(block.inside, np.exp(log_w), 0).astype(np.float32)
+        before = np.concatenate([np.ones_like(w[..., :1]), w[..., :-1]], -1) * block.inside
+        to_go = np.flip(np.cumsum(np.flip(rewards, -1), -1), -1).astype(np.float32) * block.inside
+        moments = to_go, w, before, np.exp(log_w[..., -1]).astype(np.float32), block.pad(self.episodes.actions)
+        t = self.episodes.t[steps]
+        self.by_t.add(block, block.pad_rows(steps_of(t, self.episodes.horizon)), *moments, None)
+        for scale, regression in self.by_state.items():
+            x = self.features(self.episodes.states[steps], t, scale)
+            regression.add(block, block.pad_rows(x), *moments, self.episodes.probs)
+
+    def controls(self) -> tuple[Array, Array]:
+        """D of every baseline as each fold sees it, `[B, F, K, N]`, and v_0 at the starts, `[B, F, K, m]`."""
+        by_t = [self.by_t.controls(f) for f in range(self.folds)]
+        by_state = [self.by_state[self.scales[f]].controls(f) for f in range(self.folds)]
+        found = [[one[0] for one in by_t], [one[0] for one in by_state]]
+        values = [[one[2] for one in by_t], [one[2] for one in by_state]]
+        if self.episodes.probs is not None:
+            found.append([one[1] for one in by_state])
+            values.append([np.zeros_like(one[2]) for one in by_state])
+        return np.array(found), np.array(values)
+
+
+def _fold_sums(x: Floats, weights: Floats, fold: Ints, folds: int) -> Array:
+    """Sums over each fold's episodes, weighted for each policy: `[n, ...] -> [F, K, ...]`."""
+    flat = x.reshape(len(x), -1)
+    found = [weights[:, fold == g] @ flat[fold == g] for g in range(folds)]
+    return np.stack(found).reshape(folds, len(weights), *x.shape[1:]).astype(np.float64)
 
 
 def _solve(left: Array, right: Array, ridge: float) -> Array:
-    """theta of each policy; a feature that was never seen gets 0."""
+    """theta of each policy; a feature that was never seen gets 0, and the first one, the mean, is not shrunk."""
     diagonal = np.einsum("kpp->kp", left)
     scale = np.sqrt(np.where(diagonal > 0, diagonal, 1.0))
-    scaled = left / (scale[:, :, None] * scale[:, None, :]) + ridge * np.eye(left.shape[-1])
+    penalty = np.full(left.shape[-1], ridge)
+    penalty[0] = 1e-9
+    scaled = left / (scale[:, :, None] * scale[:, None, :]) + np.diag(penalty)
     return np.asarray(np.linalg.solve(scaled, (right / scale)[..., None])[..., 0] / scale)

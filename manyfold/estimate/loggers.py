@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from manyfold.arrays import Array, Ints
-from manyfold.data.episodes import Episodes
+from manyfold.data.episodes import Padded
 from manyfold.design.behavior import Behavior
 from manyfold.envs.base import Environment
 from manyfold.estimate import estimators
@@ -19,7 +19,7 @@ from manyfold.rollout import BLOCK, Choice, Choose, Noted, Steps, rollout, rollo
 class Logging(Protocol):
     """Can run the episodes of any set of loggers."""
 
-    def log(self, loggers: Loggers, episodes: int, rng: np.random.Generator) -> Iterator[Episodes]:
+    def log(self, loggers: Loggers, episodes: int, rng: np.random.Generator) -> Iterator[Padded]:
         """Episodes of these loggers in turns, in blocks in which all loggers have the same number."""
 
 
@@ -33,11 +33,11 @@ class TabularLogging:
     odi: Array
     b: Array  # the baseline, fitted q
 
-    def log(self, loggers: Loggers, episodes: int, rng: np.random.Generator) -> Iterator[Episodes]:
+    def log(self, loggers: Loggers, episodes: int, rng: np.random.Generator) -> Iterator[Padded]:
         table = {"targets": self.targets, "mu": self.mu[None], "odi": self.odi}[loggers]
         found = rollout_tabular(self.env, table, episodes, rng)
         target_probs = found.probs(self.targets)
-        yield Episodes(
+        yield Padded(
             found.rewards,
             target_probs,
             found.own_probs(table),
@@ -82,13 +82,13 @@ class FittedLogging:
 
         return {"targets": targets, "mu": mu, "odi": odi}[loggers]
 
-    def log(self, loggers: Loggers, episodes: int, rng: np.random.Generator) -> Iterator[Episodes]:
+    def log(self, loggers: Loggers, episodes: int, rng: np.random.Generator) -> Iterator[Padded]:
         many = n_loggers(loggers, self.behavior.policies.n_policies)
         size = max(1, BLOCK // many) * many
         for rows in rollout(self.env, self.choose(loggers), np.arange(episodes) % many, rng, size):
             yield self.episodes(rows, loggers)
 
-    def episodes(self, rows: Steps, loggers: Loggers) -> Episodes:
+    def episodes(self, rows: Steps, loggers: Loggers) -> Padded:
         """Whole episodes, padded."""
         many, lengths = n_loggers(loggers, self.behavior.policies.n_policies), rows.lengths
         noted = {name: estimators.pad(x.T, lengths) for name, x in rows.noted.items()}  # [K, N, T] each
@@ -110,7 +110,7 @@ class FittedLogging:
             v = (self.behavior.policies.probs(rows.state, rows.t) * q).sum(-1)
             return taken(q), estimators.pad(v, lengths)
 
-        return Episodes(
+        return Padded(
             estimators.pad(rows.reward, lengths),
             noted["target_probs"],
             estimators.pad(rows.prob, lengths),

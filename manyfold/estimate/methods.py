@@ -11,30 +11,30 @@ from typing import Literal
 import numpy as np
 
 from manyfold.arrays import Array
-from manyfold.data.episodes import Episodes
+from manyfold.data.episodes import Padded
 from manyfold.estimate import estimators, pooled
 
 Loggers = Literal["targets", "mu", "odi"]
 
 
-def pdis(episodes: Episodes) -> Array:
+def pdis(episodes: Padded) -> Array:
     """Per-decision importance sampling; the plain Monte Carlo return of a target's own episodes; `[K, N]`."""
     return estimators.pdis(episodes.rewards, episodes.log_rho, episodes.lengths)
 
 
-def baseline(episodes: Episodes) -> Array:
+def baseline(episodes: Padded) -> Array:
     """The baseline (doubly robust) return; `[K, N]`."""
     return estimators.baseline_return(episodes.rewards, episodes.log_rho, *episodes.baseline(), episodes.lengths)
 
 
-def balanced(episodes: Episodes) -> Array:
+def balanced(episodes: Padded) -> Array:
     """Pooling by the prefix balance heuristic; `[K, N]`."""
     return estimators.balanced(
         episodes.rewards, episodes.target_probs, episodes.logger_probs(), episodes.counts, episodes.lengths
     )
 
 
-def balanced_baseline(episodes: Episodes) -> Array:
+def balanced_baseline(episodes: Padded) -> Array:
     """The same with a baseline; `[K, N]`."""
     return estimators.balanced(
         episodes.rewards,
@@ -46,7 +46,7 @@ def balanced_baseline(episodes: Episodes) -> Array:
     )
 
 
-def pooled_columns(episodes: Episodes) -> Array:
+def pooled_columns(episodes: Padded) -> Array:
     """What pooled evaluation makes its values of, own, whole, decisions, D and the loggers; `[4 + J, K, N]`.
 
     Own is on-policy MC where the loggers are the targets themselves, whole elsewhere.
@@ -67,7 +67,7 @@ def pooled_columns(episodes: Episodes) -> Array:
     return np.concatenate([np.stack([found.own, found.whole, found.decisions, found.baselines[0, 0]]), loggers])
 
 
-RETURNS: dict[str, Callable[[Episodes], Array]] = {
+RETURNS: dict[str, Callable[[Padded], Array]] = {
     "pdis": pdis,
     "baseline": baseline,
     "balanced": balanced,

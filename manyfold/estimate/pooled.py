@@ -15,9 +15,9 @@ controls, which all have mean 0 under the mixture:
     loggers    W^j_T - 1 of each logger j
 
 An episode's value is own + coefficients times controls. The coefficients come from the other folds of the same episodes
-(folds hold every logger in its share), so the estimate is exactly unbiased. Which controls are used, and how far fitted
-coefficients are shrunk towards a safe choice, is decided by cross-validation within those other folds: the recipe whose
-variance within loggers is the smallest there. `own` is one of the recipes, so what the controls cannot do costs little.
+(folds hold every logger in its share), so the estimate is exactly unbiased. Which controls are used, fitted or not, is
+decided by cross-validation within those other folds: recipes are averaged, weighted by one over the third power of
+their variance within loggers there. `own` is one of the recipes, so what the controls cannot do costs little.
 """
 
 from collections.abc import Sequence
@@ -27,10 +27,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from manyfold.arrays import Array, Ints, check_number, check_shape
+from manyfold.arrays import Array, Bools, Ints, check_number, check_shape
 
 FOLDS = 5
 RIDGE = 0.1  # of correlations between controls; 0.03 and 0.3 side by side were no better over 50 random sets
+SHARP = 3  # recipes are averaged, weighted by this power of one over their variance; the best alone was worse
 FIXED = 3  # columns before the baselines': own, whole - own, decisions
 
 
@@ -60,6 +61,7 @@ class Pooled:
     values: Array  # [K, N]
     recipes: tuple[tuple[str, ...], ...]  # chosen for each fold and policy
     fold: Ints  # of each episode, [N]
+    coefficients: Array  # of the baselines' controls, for each fold and policy, [F, K, B]
 
     @property
     def mean(self) -> Array:
@@ -70,17 +72,18 @@ class Pooled:
 def folds_of(logger: ArrayLike, folds: int = FOLDS) -> tuple[Ints, int]:
     """The fold of each episode, `[N]`, and their number: each logger's episodes go to the folds in turns.
 
-    Three folds with an episode of every logger are the least: two to compare recipes by, one to apply the choice to.
-    With fewer episodes there are none (0).
+    Three folds are the least: two to compare recipes by, one to apply the choice to; and one of them needs two episodes
+    of every logger, which have a variance. With fewer than four rounds there are none (0).
     """
     who = np.asarray(logger)
     counts = np.bincount(who)
     check_number("folds", folds, 3, 1000)
-    number = min(folds, int(counts[counts > 0].min()))
+    rounds = int(counts[counts > 0].min())
+    number = min(folds, max(3, rounds // 2)) if rounds >= 4 else 0
     order = np.empty(len(who), dtype=np.int64)
     for j in range(len(counts)):
         order[who == j] = np.arange(counts[j])
-    return (order % number, number) if number >= 3 else (np.zeros(len(who), dtype=np.int64), 0)
+    return (order % number if number else np.zeros_like(order)), number
 
 
 def shares_of(logger: Ints, fold: Ints, loggers: int) -> Array:
@@ -140,15 +143,29 @@ def columns(
     return Columns(mine, whole, decisions, d, np.exp(log_w_loggers) - 1)
 
 
-def recipes(baselines: int, loggers: int, ridge: float = RIDGE) -> list[Recipe]:
-    """All recipes: own, whole, per-decision and doubly robust starts, as they are or with fitted controls."""
-    first, size = FIXED + baselines, FIXED + baselines + loggers
-    weights, inner = np.arange(first, size), np.arange(2, size)  # whole - own is rounding where policies are far apart
+class Start(NamedTuple):
+    """A baseline by its name: the controls that, with coefficient 1, make it doubly robust."""
+
+    name: str
+    controls: tuple[int, ...]  # of `Columns.baselines`
+
+
+def recipes(baselines: Sequence[Start], size: int, loggers: int, ridge: float = RIDGE) -> list[Recipe]:
+    """All recipes: own, whole, per-decision and doubly robust starts, as they are or with fitted controls.
+
+    Args:
+        size: controls of the baselines, B.
+    """
+    first, total = FIXED + size, FIXED + size + loggers
+    weights, inner = (
+        np.arange(first, total),
+        np.arange(2, total),
+    )  # whole - own is rounding where policies are far apart
     starts = {"own": [0], "whole": [0, 1], "decisions": [0, 1, 2]}
-    starts |= {f"baseline {b}": [0, 1, 2, FIXED + b] for b in range(baselines)}
+    starts |= {name: [0, 1, 2, *(FIXED + b for b in controls)] for name, controls in baselines}
     found = []
     for name, ones in starts.items():
-        start = np.zeros(size)
+        start = np.zeros(total)
         start[ones] = 1.0
         found.append(Recipe(name, start, np.empty(0, dtype=np.int64), 0.0))
         if name != "own":
@@ -157,20 +174,36 @@ def recipes(baselines: int, loggers: int, ridge: float = RIDGE) -> list[Recipe]:
     return found
 
 
-def combine(found: Columns, logger: Ints, fold: Ints, folds: int) -> Pooled:
-    """Cross-fitted values of all episodes; `own` itself where there are no folds."""
-    (k, n), j = found.whole.shape, len(found.loggers)
+def combine(
+    found: Columns,
+    logger: Ints,
+    fold: Ints,
+    folds: int,
+    baselines: Sequence[Start] | None = None,
+    few: int | None = None,
+) -> Pooled:
+    """Cross-fitted values of all episodes; on-policy MC where there are no folds.
+
+    Args:
+        baselines: the starts that are tried; if left out, every baseline's control is one by itself.
+        few: a baseline that is taken where there are no folds, by its number: without a look at the episodes.
+    """
+    (k, n), b = found.whole.shape, len(found.baselines)
+    starts = [Start(f"baseline {i}", (i,)) for i in range(b)] if baselines is None else baselines
+    choices = recipes(starts, b, len(found.loggers))
     if not folds:
-        return Pooled(found.own, (), fold)
-    choices = recipes(len(found.baselines), j)
-    values, chosen = np.empty((k, n)), []
+        name = "own" if few is None else starts[few].name
+        start = next(recipe.start for recipe in choices if recipe.name == name)
+        return Pooled(_matrix(found, 0) @ start, (), fold, np.broadcast_to(start[FIXED : FIXED + b], (1, k, b)))
+    values, chosen, fitted = np.empty((k, n)), [], np.empty((folds, k, b))
     for f in range(folds):
         x = _matrix(found, f)  # [K, N, C]
         picked, coefficients = _choose(x, logger, fold, [g for g in range(folds) if g != f], choices)
         here = fold == f
         values[:, here] = np.einsum("knc,kc->kn", x[:, here], coefficients)
         chosen.append(tuple(choices[i].name for i in picked))
-    return Pooled(values, tuple(chosen), fold)
+        fitted[f] = coefficients[:, FIXED : FIXED + b]
+    return Pooled(values, tuple(chosen), fold, fitted)
 
 
 def _matrix(found: Columns, f: int) -> Array:
@@ -189,7 +222,7 @@ def _choose(x: Array, logger: Ints, fold: Ints, train: list[int], choices: list[
 
 
 def choose(first: Array, second: Array, sizes: Array, within: Array, choices: list[Recipe]) -> tuple[Ints, Array]:
-    """Recipes and coefficients, `[..., K]` and `[..., K, C]`, from the moments of G training folds.
+    """The best recipe and all of them averaged, `[..., K]` and `[..., K, C]`, from the moments of G training folds.
 
     Args:
         first, second: sums of x and of its products over each fold, `[G, ..., K, C]` and `[G, ..., K, C, C]`.
@@ -209,8 +242,10 @@ def choose(first: Array, second: Array, sizes: Array, within: Array, choices: li
     for fits in ridges(covariances, choices):
         coefficients.append(fits[0])
         scores.append(np.einsum("...c,...cd,...d->...", fits[1:], within, fits[1:], optimize=True).sum(0))
-    picked = np.argmin(scores, 0)
-    return picked, np.take_along_axis(np.stack(coefficients), picked[None, ..., None], 0)[0]
+    found, least = np.stack(scores), np.min(scores, 0)
+    weights = np.where(found > least, np.divide(least, found, out=np.ones_like(found), where=found > 0) ** SHARP, 1.0)
+    weights /= weights.sum(0)
+    return weights.argmax(0), np.einsum("r...,r...c->...c", weights, np.stack(coefficients))
 
 
 def _within(x: Array, logger: Ints, fold: Ints, train: list[int]) -> list[Array]:
@@ -249,27 +284,26 @@ def ridges(covariance: Array, choices: list[Recipe]) -> list[Array]:
 def at_points(found: Columns, points: Ints) -> tuple[Array, Array]:
     """Estimates after each number of episodes `[points, K]`, and n times the variance after the last, `[K]`.
 
-    For loggers in turns (episode i is logger i mod J's) and baselines that need no fold. The same as `combine` of the
-    first n episodes, for all n at once: moments are sums over rounds. With fewer than three rounds, where nothing can
-    be chosen by others, the doubly robust return is taken if there is a baseline, on-policy MC if not.
+    For loggers in turns (episode i is logger i mod J's) and baselines that need no fold: `combine` of the first n
+    episodes, for all n at once, since moments are sums over rounds. With fewer than four rounds, where nothing can be
+    chosen, the first baseline's doubly robust return is taken if there is one: a q that was fitted for the purpose.
+    Coefficients are found anew when episodes have grown by a fifth, and at the last point; others take the last ones.
     """
     x, j = _matrix(found, 0), len(found.loggers)  # [K, N, C]
     k, _, c = x.shape
-    choices = recipes(len(found.baselines), j)
-    prior = next(recipe.start for recipe in choices if recipe.name == ("baseline 0" if len(found.baselines) else "own"))
-    out = np.empty((len(points), k))
-    rounds = points // j
-    many = np.flatnonzero(rounds >= FOLDS)
-    for i in np.flatnonzero(rounds < FOLDS):
-        n, logger = points[i], np.arange(points[i]) % j
+    b = len(found.baselines)
+    choices = recipes([Start(f"baseline {i}", (i,)) for i in range(b)], b, j)
+    out, rounds = np.empty((len(points), k)), points // j
+    many = np.flatnonzero(rounds >= 2 * FOLDS)
+    last = np.empty((0, 0))
+    for i in np.flatnonzero(rounds < 2 * FOLDS):
+        logger = np.arange(points[i]) % j
         fold, folds = folds_of(logger)
-        cut = Columns(*(part[..., :n] for part in found))
-        out[i] = combine(cut, logger, fold, folds).mean if folds else (x[:, :n] @ prior).mean(-1)
+        cut = Columns(*(part[..., : points[i]] for part in found))
+        last = combine(cut, logger, fold, folds, few=0 if b else None).values
+        out[i] = last.mean(-1)
     if not len(many):
-        logger = np.arange(points[-1]) % j
-        fold, folds = folds_of(logger)
-        last = combine(found, logger, fold, folds).values if folds else x[:, : points[-1]] @ prior
-        return out, _stratified(last, j)
+        return out, _stratified(last, j, max(folds, 1))
     by_round = x[:, : rounds[-1] * j].reshape(k, rounds[-1], j, c)
     sums = np.zeros((FOLDS, len(many), k, j, c))  # of each logger's episodes
     second = np.zeros((FOLDS, len(many), k, c, c))
@@ -280,21 +314,58 @@ def at_points(found: Columns, points: Ints) -> tuple[Array, Array]:
         sums[g] = np.moveaxis(part.cumsum(1)[:, until], 1, 0)
         second[g] = np.moveaxis((part.mT @ part).cumsum(1)[:, until], 1, 0)
         sizes[g] = until + 1
+    grown = _grown(rounds[many])
+    at, latest = np.flatnonzero(grown), np.cumsum(grown) - 1  # where coefficients are found, and whose a point takes
     first, coefficients = sums.sum(-2), np.empty((FOLDS, len(many), k, c))
     for f in range(FOLDS):
         train = [g for g in range(FOLDS) if g != f]
-        means = sums[train].sum(0) / sizes[train].sum(0)[:, None, None, None]  # [points, K, J, C]
-        cross = sums[train].mT @ means[None]  # [G, points, K, C, C]
-        squares = sizes[train][:, :, None, None, None] * (means.mT @ means)[None]
-        within = second[train] - cross - cross.mT + squares
-        _, coefficients[f] = choose(first[train], second[train], sizes[train] * j, within, choices)
+        s, n = sums[train][:, at], sizes[train][:, at]
+        means = s.sum(0) / n.sum(0)[:, None, None, None]  # [points, K, J, C]
+        cross = s.mT @ means[None]  # [G, points, K, C, C]
+        spread = second[train][:, at] - cross - cross.mT + n[:, :, None, None, None] * (means.mT @ means)[None]
+        _, fitted = choose(first[train][:, at], second[train][:, at], n * j, spread, choices)
+        coefficients[f] = fitted[latest]
     out[many] = np.einsum("gpkc,gpkc->pk", first, coefficients) / points[many][:, None]
-    last = np.empty((k, rounds[-1], j))
+    values = np.empty((k, rounds[-1], j))
     for f in range(FOLDS):
-        last[:, f::FOLDS] = np.einsum("krjc,kc->krj", by_round[:, f::FOLDS], coefficients[f, -1])
-    return out, _stratified(last.reshape(k, -1), j)
+        values[:, f::FOLDS] = np.einsum("krjc,kc->krj", by_round[:, f::FOLDS], coefficients[f, -1])
+    return out, _stratified(values.reshape(k, -1), j, FOLDS)
 
 
-def _stratified(values: Array, loggers: int) -> Array:
-    """The variance of a value within loggers, `[K, N]` in turns -> `[K]`."""
-    return np.asarray(values.reshape(len(values), -1, loggers).var(1, ddof=1).mean(-1))
+def _grown(counts: Ints) -> Bools:
+    """The first, the last, and each that is a fifth more than the last one of these before it; `[points]`."""
+    out, last = np.zeros(len(counts), dtype=np.bool_), 0.0
+    for i, count in enumerate(counts):
+        if count >= 1.2 * last or i == len(counts) - 1:
+            out[i], last = True, float(count)
+    return out
+
+
+def _stratified(values: Array, loggers: int, folds: int) -> Array:
+    """`within` of loggers in turns and their folds, `[K, N] -> [K]`."""
+    rounds = np.arange(values.shape[-1] // loggers)
+    return within(values, np.tile(np.arange(loggers), len(rounds)), np.repeat(rounds % folds, loggers))
+
+
+def within(values: Array, logger: Ints, fold: Ints) -> Array:
+    """The variance of a value within loggers, weighted by their episodes; `[K, N] -> [K]`."""
+    return np.asarray((centred(values, logger, fold) ** 2).mean(-1))
+
+
+def centred(values: Array, logger: Ints, fold: Ints) -> Array:
+    """Values about the mean of their logger and fold, scaled so that their squares have the variance as mean; `[K, N]`.
+
+    Values of one fold are made by coefficients of their own, so folds may differ in what they give which logger's
+    episodes, without any error in the sum.
+    """
+    out = np.empty_like(values)
+    for j in np.unique(logger):
+        here, freedom = np.flatnonzero(logger == j), 0
+        for f in np.unique(fold[here]):
+            some = here[fold[here] == f]
+            out[:, some] = values[:, some] - values[:, some].mean(-1, keepdims=True)
+            freedom += len(some) - 1
+        if not freedom:
+            raise ValueError(f"logger {j} has one episode, expected at least 2: one has no variance")
+        out[:, here] *= np.sqrt(len(here) / freedom)
+    return out

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from manyfold.arrays import Array, Ints
-from manyfold.data.episodes import Episodes
+from manyfold.data.episodes import Padded
 from manyfold.estimate import pooled
 from manyfold.estimate.methods import LOGGERS, METHODS, RETURNS, Loggers, balanced_baseline, n_loggers
 
@@ -21,7 +21,7 @@ class Run(NamedTuple):
     variances: Array  # n times the variance of the estimate from n episodes, as seen in this run, [E, K]
 
 
-def run(log: Callable[[Loggers], Episodes], points: Ints) -> Run:
+def run(log: Callable[[Loggers], Padded], points: Ints) -> Run:
     """One independent run.
 
     Args:
@@ -34,7 +34,7 @@ def run(log: Callable[[Loggers], Episodes], points: Ints) -> Run:
     return estimates(values, points)
 
 
-def returns(blocks: Iterable[Episodes], loggers: Loggers) -> Values:
+def returns(blocks: Iterable[Padded], loggers: Loggers) -> Values:
     """Every return that some estimator takes from these loggers' episodes, block after block."""
     wanted = dict.fromkeys(e.returns for e in METHODS.values() if e.loggers == loggers)
     parts = [{name: RETURNS[name](block) for name in wanted} for block in blocks]
@@ -54,7 +54,7 @@ def estimates(values: Values, points: Ints) -> Run:
     return Run(*(np.stack(x) for x in zip(*found, strict=True)))
 
 
-def pooled_truth(blocks: Iterable[Episodes]) -> tuple[Array, Array]:
+def pooled_truth(blocks: Iterable[Padded]) -> tuple[Array, Array]:
     """J and its standard error, `[K]` each, from on-policy episodes of all targets in turns.
 
     Every episode serves each target, by the balance heuristic with q as a baseline: unbiased whatever q is, with

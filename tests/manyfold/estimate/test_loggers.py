@@ -5,7 +5,7 @@ import pytest
 import torch
 from scipy.stats import norm
 
-from manyfold.data.episodes import Episodes
+from manyfold.data.episodes import Padded
 from manyfold.design.behavior import FLOOR, Behavior
 from manyfold.envs import BinnedMujoco, Environment, Gridworld, GymnasiumEnvironment
 from manyfold.estimate import loggers as logging
@@ -162,7 +162,7 @@ def test_steps_behind_an_end_contribute_nothing():
     assert behind.any()
     assert (logged.lengths == (~behind).sum(1)).all()
     b, v = logged.baseline()
-    garbage = Episodes(
+    garbage = Padded(
         *(np.where(behind, 0.7, x) for x in (logged.rewards, logged.target_probs, logged.own_probs)),
         lambda: np.where(behind, 0.7, logged.logger_probs()),
         lambda: (np.where(behind, 7.0, b), np.where(behind, -7.0, v)),

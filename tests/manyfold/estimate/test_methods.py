@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from manyfold.data.episodes import Episodes
+from manyfold.data.episodes import Padded
 from manyfold.estimate import estimators
 from manyfold.estimate.methods import LOGGERS, METHODS, RETURNS, n_loggers
 
@@ -29,7 +29,7 @@ def episodes():
     own = np.stack([every[i % 2, i] for i in range(4)])
     b, v = rng.standard_normal((2, 3, 4, 3))
     lengths = np.array([3, 2, 3, 3])
-    return Episodes(rng.standard_normal((4, 3)), target, own, lambda: every, lambda: (b, v), np.array([2, 2]), lengths)
+    return Padded(rng.standard_normal((4, 3)), target, own, lambda: every, lambda: (b, v), np.array([2, 2]), lengths)
 
 
 def literal(episodes, k, n):

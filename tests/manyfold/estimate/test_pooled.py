@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from manyfold import exact
-from manyfold.estimate import baselines, estimators, pooled
+from manyfold.estimate import estimators, pooled
 from manyfold.mdp import FiniteMDP
 from manyfold.rollout import rollout_tabular
 from tests.worlds import cases, distributions, trajectories
@@ -149,7 +149,9 @@ def test_folds_hold_every_logger_in_its_share():
     np.testing.assert_allclose(shares[:, fold == 0], [[3 / 5] * 5, [2 / 5] * 5])
     np.testing.assert_allclose(shares[:, fold == 2], [[2 / 3] * 3, [1 / 3] * 3])
     assert pooled.folds_of(np.arange(8) % 4)[1] == 0  # two rounds: nothing can be chosen by others
-    assert pooled.folds_of(np.arange(12) % 4)[1] == 3
+    assert pooled.folds_of(np.arange(12) % 4)[1] == 0
+    assert pooled.folds_of(np.arange(16) % 4)[1] == 3  # the first fold has two rounds: a variance
+    assert pooled.folds_of(np.arange(40) % 4)[1] == 5
 
 
 def test_ridge_by_hand():
@@ -159,96 +161,6 @@ def test_ridge_by_hand():
     np.testing.assert_allclose(pooled.ridges(covariance, [recipe])[0], [[1, -0.5 / 1.25]])
     constant = np.array([[[1.0, 0.0], [0.0, 0.0]]])  # a control that never varies is left out
     np.testing.assert_allclose(pooled.ridges(constant, [recipe])[0], [[1, 0]])
-
-
-def pooled_of(n, seed=0, change=None, **more):
-    mdp, pi, episodes, logger = sample(n, seed, **more)
-    own, k = np.arange(len(pi)), len(pi)
-    fold, folds = pooled.folds_of(logger)
-    shares = pooled.shares_of(logger, fold, k)
-    log_pi, inside = np.log(episodes.probs(pi)), np.ones(episodes.rewards.shape, dtype=bool)
-    rewards = np.array(episodes.rewards)
-    if change is not None:
-        rewards[change] += 100.0
-    log_w, log_j = pooled.log_weights(log_pi, log_pi, shares)
-    found = pooled.columns(rewards, log_w, log_j, logger, own, shares)
-    if folds:
-        d = baselines.fold_controls(
-            baselines.differences(log_w, inside), baselines.by_step(inside), rewards, inside, logger, own, fold, folds
-        )
-        found = found._replace(baselines=d[None])
-    return mdp, pi, found, pooled.combine(found, logger, fold, folds)
-
-
-def test_an_episode_decides_nothing_about_its_own_fold():
-    """Coefficients, recipes and baselines of a fold come from the others: the rest of the fold keeps its values."""
-    *_, before = pooled_of(60)
-    *_, after = pooled_of(60, change=7)
-    same = before.fold == before.fold[7]
-    same[7] = False
-    np.testing.assert_array_equal(before.values[:, same], after.values[:, same])
-    assert before.recipes[before.fold[7]] == after.recipes[before.fold[7]]
-    others = before.fold != before.fold[7]
-    assert not np.allclose(before.values[:, others], after.values[:, others])  # they do learn from it
-
-
-def test_with_too_few_rounds_it_is_on_policy_mc():
-    _, _, found, result = pooled_of(8)
-    np.testing.assert_array_equal(result.values, found.own)
-    assert result.recipes == ()
-
-
-@pytest.mark.parametrize("far", [0.05, 1.0])
-def test_estimates_are_unbiased_and_better_than_on_policy_mc(far):
-    """300 samples of 80 episodes."""
-    mdp, pi, *_ = sample(4, far=far)
-    rng, k = np.random.default_rng(1), len(pi)
-    logger, own = np.arange(80) % k, np.arange(k)
-    fold, folds = pooled.folds_of(logger)
-    shares, inside = pooled.shares_of(logger, fold, k), np.ones((80, mdp.horizon), dtype=bool)
-    errors, alone = [], []
-    j = exact.values(mdp, pi)
-    for _ in range(300):
-        episodes = rollout_tabular(mdp, pi, 80, rng)
-        log_pi = np.log(episodes.probs(pi))
-        log_w, log_j = pooled.log_weights(log_pi, log_pi, shares)
-        columns = pooled.columns(episodes.rewards, log_w, log_j, logger, own, shares)
-        d = baselines.fold_controls(
-            baselines.differences(log_w, inside),
-            baselines.by_step(inside),
-            episodes.rewards,
-            inside,
-            logger,
-            own,
-            fold,
-            folds,
-        )
-        errors.append(pooled.combine(columns._replace(baselines=d[None]), logger, fold, folds).mean - j)
-        alone.append(columns.own.mean(-1) - j)
-    errors, alone = np.array(errors), np.array(alone)
-    z = errors.mean(0) / (errors.std(0) / np.sqrt(len(errors)))
-    assert np.abs(z).max() < 4
-    assert (errors**2).mean() < (0.5 if far < 0.1 else 0.9) * (alone**2).mean()
-
-
-def test_a_baseline_of_a_fold_is_the_mean_reward_to_go_of_the_others_by_hand():
-    """Two policies, T = 2, one feature for each t, no ridge: theta_t is the mean reward-to-go of a policy's own."""
-    rewards = np.array([[1.0, 2], [10, 20], [3, 4], [30, 40], [5, 6], [50, 60]])  # policies 0 and 1 in turns
-    logger, fold = np.arange(6) % 2, np.arange(6) // 2
-    inside = np.ones((6, 2), dtype=bool)
-    difference = np.zeros((2, 6, 2))
-    difference[:, 0] = [1.0, 0.5]  # episode 0, fold 0
-    d = baselines.fold_controls(
-        difference, baselines.by_step(inside), rewards, inside, logger, np.arange(2), fold, 3, ridge=0.0
-    )
-    # as fold 1 sees it, episode 0 (fold 0) may use fold 2 alone; as fold 0 itself sees it, folds 1 and 2
-    np.testing.assert_allclose(d[1, :, 0], [11 + 0.5 * 6, 110 + 0.5 * 60])
-    np.testing.assert_allclose(d[0, :, 0], [(7 + 11) / 2 + 0.5 * (4 + 6) / 2, (70 + 110) / 2 + 0.5 * (40 + 60) / 2])
-
-
-def test_quadratic_features_by_hand():
-    found = baselines.quadratic(np.array([[[2.0, 3.0], [4.0, 5.0]]]), 4)
-    np.testing.assert_allclose(found[0, 1], [1, 4, 5, 16, 20, 25, 0.25, 0.0625])
 
 
 def test_an_episode_that_no_logger_could_run_is_refused():
@@ -271,5 +183,24 @@ def test_estimates_at_many_points_are_those_of_the_first_episodes_alone():
         alone = pooled.combine(cut, logger[:n], fold, folds)
         robust = (cut.whole + cut.decisions + cut.baselines[0, 0]).mean(-1)
         np.testing.assert_allclose(estimate, alone.mean if folds else robust, rtol=1e-9)
-    within = [alone.values[:, logger == j].var(-1, ddof=1) for j in range(4)]
-    np.testing.assert_allclose(variance, np.mean(within, 0), rtol=1e-9)
+    np.testing.assert_allclose(variance, pooled.within(alone.values, logger, fold), rtol=1e-9)
+
+
+def test_between_points_the_last_coefficients_are_kept():
+    """Found anew where episodes have grown by a fifth; the estimate of another point is still all of its episodes."""
+    assert pooled._grown(np.array([10, 11, 12, 13, 15, 16])).tolist() == [True, False, True, False, True, True]
+    mdp, pi, episodes, logger = sample(80)
+    q = exact.action_values(mdp, pi)
+    found, _ = columns_of(mdp, pi, pi, np.arange(4), np.full(4, 0.25), q, episodes.states, episodes.actions, logger)
+    few, many = (pooled.at_points(found, np.array(points)) for points in ([40, 80], [40, 44, 80]))
+    np.testing.assert_allclose(few[0], many[0][[0, 2]])
+    np.testing.assert_allclose(few[1], many[1])
+
+
+def test_the_variance_is_within_loggers_and_folds_by_hand():
+    values = np.array([[1.0, 10, 3, 14, 100, 50]])  # loggers in turns; the third round is another fold
+    logger, fold = np.arange(6) % 2, np.array([0, 0, 0, 0, 1, 1])
+    # logger 0: squares (1 + 1) / 1 degree of freedom; logger 1: (4 + 4) / 1; the third round has none
+    np.testing.assert_allclose(pooled.within(values, logger, fold), [(3 * 2 + 3 * 8) / 6])
+    with pytest.raises(ValueError, match="logger 0 has one episode, expected at least 2"):
+        pooled.within(values[:, :2], logger[:2], fold[:2])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from manyfold import exact
-from manyfold.data.episodes import Episodes
+from manyfold.data.episodes import Padded
 from manyfold.envs.gridworld import Gridworld
 from manyfold.estimate import runs
 from manyfold.estimate.loggers import TabularLogging
@@ -129,7 +129,7 @@ def test_nothing_behind_an_early_end_counts(returns):
         for x in (t, j, r, b, e):
             x[..., 0, 2] = garbage
         own = np.stack([j[0, 0], j[1, 1]])
-        episodes = Episodes(r, t, own, lambda j=j: j, lambda b=b, e=e: (b, e), np.array([1, 1]), np.array([2, 3]))
+        episodes = Padded(r, t, own, lambda j=j: j, lambda b=b, e=e: (b, e), np.array([1, 1]), np.array([2, 3]))
         values.append(RETURNS[returns](episodes))
     np.testing.assert_array_equal(*values)
 
@@ -199,7 +199,7 @@ def test_the_truth_does_not_depend_on_how_episodes_are_cut_into_blocks(world):
 
     def part(first, last):
         probs, every, (b, v) = whole.target_probs, whole.logger_probs(), whole.baseline()
-        return Episodes(
+        return Padded(
             whole.rewards[first:last],
             probs[:, first:last],
             whole.own_probs[first:last],
