@@ -105,7 +105,7 @@ class Estimate:
     def __str__(self) -> str:
         rows = self.rows()
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-        lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+        lines = ["  ".join(text.rjust(width) for text, width in zip(row, widths, strict=True)) for row in rows]
         lines.append(f"{self.episodes:,} episodes, {self.steps:,} steps; alone: a policy's own episodes only")
         warned = zip(self.names, self.warnings, strict=True)
         return "\n".join([*lines, *(f"{name}: not to be trusted: {said}" for name, said in warned if said)])

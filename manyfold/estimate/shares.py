@@ -123,8 +123,8 @@ def plan(
     """The shares that minimise the sum of the predicted variances, or the largest of them.
 
     The spread of a value about its logger's mean belongs to the whole episode: with other shares, the episode would
-    come as much more often as it is likelier under them, and count as much less. That is exact where values are weighted
-    by whole episodes, and an approximation where per-decision weights and baselines did better.
+    come as much more often as it is likelier under them, and count as much less. That is exact where values are
+    weighted by whole episodes, and an approximation where per-decision weights and baselines did better.
 
     Args:
         pilot: episodes whose densities under every candidate logger are known; a candidate need not have run any. Its
