@@ -90,6 +90,8 @@ class Result(NamedTuple):
     truth: Array  # J, [K]
     exact: Array  # n times the exact variance, NaN where there is none, [E, K]
     points: Ints
+    untrusted: Array  # 1 where an estimate of the first run, or of the whole pool, can't be trusted, [E, K]
+    steps: Array  # of an episode, [E]
     pool: Array | None = None  # estimates from the whole pool and their standard errors, [2, E, K]
     truth_error: Array | None = None  # standard error of the truth where it is not exact, [K]
 
@@ -106,7 +108,7 @@ class Result(NamedTuple):
         tensors, about = load_tensors(path, "runs", 1, finite=False)
         if about.get("estimators") != list(METHODS):
             raise ValueError(f"{path}: runs of other estimators; run the stage `evaluate` again")
-        needed = {"estimates", "variances", "truth", "exact", "points"}
+        needed = {"estimates", "variances", "truth", "exact", "points", "untrusted", "steps"}
         if not needed <= tensors.keys() <= set(cls._fields):
             raise ValueError(f"{path}: has {sorted(tensors)!s:.80}, expected {', '.join(sorted(needed))}")
         return cls(**{name: x.numpy() for name, x in tensors.items()})
@@ -118,14 +120,21 @@ def evaluate_exact(group: Group, env: Environment, mdp: FiniteMDP, protocol: Pro
     (targets, q, q_hat), mu, odi = behavior.tables()
     logging, at, name = logging_of(env, behavior), points(protocol, len(targets)), group.study.name
     found = []
+
+    def rng_of(loggers: Loggers, run: int) -> np.random.Generator:
+        return stream("evaluate", name, group.number, loggers, run)
+
     for run in range(protocol.runs):
 
         def log(loggers: Loggers, run: int = run) -> Padded:
-            rng = stream("evaluate", name, group.number, loggers, run)
-            (episodes,) = logging.log(loggers, protocol.episodes, rng)
+            (episodes,) = logging.log(loggers, protocol.episodes, rng_of(loggers, run))
             return episodes
 
         found.append(runs.run(log, at))
+    first: runs.Values = {}
+    for loggers in LOGGERS:
+        first |= runs.returns(logging.log(loggers, protocol.episodes, rng_of(loggers, 0)), loggers, health=True)
+    health = runs.health(first)
     known = exact.estimator_variances(mdp, targets, q_hat, q, (mu, odi))
     unknown = np.full(len(targets), np.nan)
     return Result(
@@ -134,6 +143,8 @@ def evaluate_exact(group: Group, env: Environment, mdp: FiniteMDP, protocol: Pro
         exact.values(mdp, targets),
         np.stack([known.get(name, unknown) for name in METHODS]),
         at,
+        health.untrusted.astype(np.float64),
+        health.steps,
     )
 
 
@@ -147,7 +158,7 @@ def evaluate_pool(
 
         def pool(loggers: Loggers = loggers) -> dict[str, Array]:
             rng = stream("evaluate", name, number, loggers)
-            found = runs.returns(logging.log(loggers, protocol.pool, rng), loggers)
+            found = runs.returns(logging.log(loggers, protocol.pool, rng), loggers, health=True)
             return {returns: x for (_, returns), x in found.items()}
 
         values |= {(loggers, returns): x for returns, x in cached(work / f"{loggers}.safetensors", pool).items()}
@@ -164,13 +175,15 @@ def evaluate_pool(
     at = points(protocol, len(truth["truth"]))
     rng = stream("evaluate", name, number, "runs")
     drawn = [runs.estimates(runs.draw(values, protocol.episodes, rng), at) for _ in range(protocol.runs)]
-    whole_pool = runs.estimates(values, np.array([protocol.pool]))
+    whole_pool, health = runs.estimates(values, np.array([protocol.pool])), runs.health(values)
     return Result(
         np.stack([run.estimates for run in drawn]),
         whole_pool.variances[None],
         truth["truth"],
         np.full(whole_pool.variances.shape, np.nan),
         at,
+        health.untrusted.astype(np.float64),
+        health.steps,
         np.stack([whole_pool.estimates[:, 0], np.sqrt(whole_pool.variances / protocol.pool)]),
         truth["error"],
     )
@@ -188,7 +201,16 @@ class Evaluate:
     """The stage, for the executor."""
 
     name, unit, batched = "evaluate", "parts", False
-    header = ("estimator", "relative variance", "median", "exact", "episodes to match", "largest mean error / its SE")
+    header = (
+        "estimator",
+        "relative variance",
+        "median",
+        "exact",
+        "per step",
+        "episodes to match",
+        "untrusted",
+        "mean error / its SE",
+    )
 
     def prepare(self, study: Study, data: Path) -> tuple[int, Path]:
         protocol = read_protocol(study)
@@ -256,7 +278,9 @@ class Evaluate:
                     f"{variance:.4f} +- {error:.4f}" if error is not None else f"{variance:.4f}",
                     f"{metrics['relative_variance_median'][name]:.4f}",
                     "" if known is None else f"{known:.4f}",
+                    f"{metrics['relative_variance_per_step'][name]:.4f}",
                     f"{metrics['episodes_to_match'][name]:,.0f}",
+                    f"{metrics['not_to_be_trusted'][name]:.0%}",
                     f"{metrics['largest_mean_error'][name]:.1f}",
                 )
             )
@@ -273,6 +297,7 @@ def write_metrics(study: Study, protocol: Protocol, found: list[Result], out: Pa
     errors = summary.relative_errors(estimates, truth)  # [G, E, points, K]
     curve = summary.summarise(errors.mean(-1))  # [E, points]
     match = summary.episodes_to_match(at, curve.mean, protocol.match)
+    steps = np.stack([g.steps for g in found]).mean(0)
     mean, error = pool_bias(found) if found[0].pool is not None else summary.bias(estimates[:, :, :, -1], truth)
 
     def named(x: Array, digits: int = 6) -> dict[str, float | None]:
@@ -293,6 +318,9 @@ def write_metrics(study: Study, protocol: Protocol, found: list[Result], out: Pa
         "exact_relative_variance": named(known.mean),
         "exact_relative_variance_median": named(known.median),
         "episodes_to_match": named(match, 1),
+        "steps_per_episode": named(steps, 2),
+        "relative_variance_per_step": named(relative.mean * steps / steps[0]),
+        "not_to_be_trusted": named(np.stack([g.untrusted for g in found]).mean((0, 2)), 4),  # share of the policies
         "largest_mean_error": named(np.abs(mean / error).max(-1), 2),  # in standard errors, over the policies
         "values": value_metrics(truth),
     }

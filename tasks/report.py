@@ -67,7 +67,16 @@ def read_curves(study: str, data: Path) -> dict[tuple[str, str], Curve]:
 def variance_rows(study: Study, metrics: dict[str, Any]) -> Rows:
     """Relative variance of every estimator, header first."""
     printed = paper(study, 0)
-    rows = [("estimator", "mean", "standard error", "median", "exact, same policies", *(["paper"] if printed else []))]
+    header = (
+        "estimator",
+        "mean",
+        "standard error",
+        "median",
+        "exact, same policies",
+        "mean, per step",
+        "not to be trusted",
+    )
+    rows = [(*header, *(["paper"] if printed else []))]
     for name, estimator in ESTIMATORS.items():
         numbers = [
             metrics[key][name]
@@ -78,8 +87,11 @@ def variance_rows(study: Study, metrics: dict[str, Any]) -> Rows:
                 "exact_relative_variance",
             )
         ]
+        numbers.append(metrics.get("relative_variance_per_step", {}).get(name))  # results of an earlier version: none
+        flagged = metrics.get("not_to_be_trusted", {}).get(name)
         cells = [number(printed.get(name))] if printed else []
-        rows.append((estimator.label, *(number(x) for x in numbers), *cells))
+        shares = "" if flagged is None else f"{flagged:.0%}"
+        rows.append((estimator.label, *(number(x) for x in numbers), shares, *cells))
     return rows
 
 
@@ -275,7 +287,7 @@ def show(study: Study, data: Path) -> None:
     metrics, out = read_metrics(study.name, data), data / "report" / study.name
     both = zip(variance_rows(study, metrics), episode_rows(study, metrics), strict=True)
     counts = f"{metrics['groups']} groups x {metrics['runs']} runs, {metrics['policies']} policies"
-    commands.show(f"{study.title}: {counts}", [(*left, *right[1:]) for left, right in both], 120)
+    commands.show(f"{study.title}: {counts}", [(*left, *right[1:]) for left, right in both], 140)
     print((out / "verdict.txt").read_text(), end="")
     print(f"Figures: {out / 'relative_error.png'}, {out / 'policies.png'}; tables beside them.")
 

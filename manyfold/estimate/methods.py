@@ -67,6 +67,26 @@ def pooled_columns(episodes: Padded) -> Array:
     return np.concatenate([np.stack([found.own, found.whole, found.decisions, found.baselines[0, 0]]), loggers])
 
 
+def log_weights(episodes: Padded) -> Array:
+    """log rho of whole episodes, to the logger that ran them; `[K, N]`."""
+    return np.asarray(episodes.log_rho.sum(-1))
+
+
+def log_balanced(episodes: Padded) -> Array:
+    """log W of whole episodes, to the mixture of all loggers; `[K, N]`."""
+    n = len(episodes.rewards)
+    log_pi, log_mu = (
+        estimators.log_probs(x, episodes.lengths) for x in (episodes.target_probs, episodes.logger_probs())
+    )
+    return pooled.log_weights(log_pi, log_mu, np.repeat((episodes.counts / n)[:, None], n, 1))[0][..., -1]
+
+
+def steps(episodes: Padded) -> Array:
+    """What an episode costs; `[1, N]`."""
+    n, horizon = episodes.rewards.shape
+    return np.full((1, n), float(horizon)) if episodes.lengths is None else episodes.lengths[None].astype(np.float64)
+
+
 RETURNS: dict[str, Callable[[Padded], Array]] = {
     "pdis": pdis,
     "baseline": baseline,
@@ -74,6 +94,7 @@ RETURNS: dict[str, Callable[[Padded], Array]] = {
     "balanced_baseline": balanced_baseline,
     "pooled": pooled_columns,
 }
+HEALTH = {"log_weights": log_weights, "log_balanced": log_balanced, "steps": steps}  # of the episodes, not returns
 
 
 @dataclass(frozen=True)
@@ -83,6 +104,11 @@ class Method:
     loggers: Loggers
     own: bool  # policy k uses the n / K episodes of logger k; otherwise all n
     returns: str  # a name in RETURNS; "pooled" gives columns, whose coefficients come from all episodes of a run
+
+    @property
+    def weights(self) -> str:
+        """Which weights of whole episodes tell whether it can be trusted; a name in HEALTH."""
+        return "log_balanced" if self.returns in ("balanced", "balanced_baseline", "pooled") else "log_weights"
 
 
 METHODS = {

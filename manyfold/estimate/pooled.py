@@ -281,6 +281,13 @@ def ridges(covariance: Array, choices: list[Recipe]) -> list[Array]:
     return out
 
 
+def in_turns(found: Columns) -> Array:
+    """`combine` of loggers in turns: the values of all episodes, `[K, N]`."""
+    logger = np.arange(found.whole.shape[-1]) % len(found.loggers)
+    fold, folds = folds_of(logger)
+    return combine(found, logger, fold, folds, few=0 if len(found.baselines) else None).values
+
+
 def at_points(found: Columns, points: Ints) -> tuple[Array, Array]:
     """Estimates after each number of episodes `[points, K]`, and n times the variance after the last, `[K]`.
 

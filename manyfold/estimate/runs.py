@@ -6,10 +6,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from manyfold.arrays import Array, Ints
+from manyfold.arrays import Array, Bools, Ints
 from manyfold.data.episodes import Padded
 from manyfold.estimate import pooled
-from manyfold.estimate.methods import LOGGERS, METHODS, RETURNS, Loggers, balanced_baseline, n_loggers
+from manyfold.estimate.diagnostics import diagnose, trust
+from manyfold.estimate.methods import HEALTH, LOGGERS, METHODS, RETURNS, Loggers, balanced_baseline, n_loggers
 
 Values = dict[tuple[Loggers, str], Array]  # (loggers, name of a return) -> the return of every episode, [..., K, N]
 
@@ -34,10 +35,17 @@ def run(log: Callable[[Loggers], Padded], points: Ints) -> Run:
     return estimates(values, points)
 
 
-def returns(blocks: Iterable[Padded], loggers: Loggers) -> Values:
-    """Every return that some estimator takes from these loggers' episodes, block after block."""
-    wanted = dict.fromkeys(e.returns for e in METHODS.values() if e.loggers == loggers)
-    parts = [{name: RETURNS[name](block) for name in wanted} for block in blocks]
+def returns(blocks: Iterable[Padded], loggers: Loggers, health: bool = False) -> Values:
+    """Every return that some estimator takes from these loggers' episodes, block after block.
+
+    Args:
+        health: what `health` needs as well.
+    """
+    methods = [e for e in METHODS.values() if e.loggers == loggers]
+    wanted = {e.returns: RETURNS[e.returns] for e in methods}
+    if health:
+        wanted |= {name: HEALTH[name] for name in ("steps", *(e.weights for e in methods))}
+    parts = [{name: make(block) for name, make in wanted.items()} for block in blocks]
     return {(loggers, name): np.concatenate([part[name] for part in parts], -1) for name in wanted}
 
 
@@ -48,10 +56,37 @@ def estimates(values: Values, points: Ints) -> Run:
         x = values[method.loggers, method.returns]
         many = n_loggers(method.loggers, x.shape[-2])
         if method.returns == "pooled":
-            found.append(pooled.at_points(pooled.Columns(x[0], x[1], x[2], x[3][None, None], x[4:, 0]), points))
+            found.append(pooled.at_points(_columns(x), points))
         else:
             found.append(own_estimates(x, points) if method.own else pooled_estimates(x, points, many))
     return Run(*(np.stack(x) for x in zip(*found, strict=True)))
+
+
+class Health(NamedTuple):
+    """Of one run, in the order of `METHODS`."""
+
+    untrusted: Bools  # estimates that can't be trusted, [E, K]
+    steps: Array  # of an episode, on average, [E]
+
+
+def health(values: Values) -> Health:
+    """Which estimates of a run can't be trusted, by their own episodes, and what those cost."""
+    untrusted, cost = [], []
+    for method in METHODS.values():
+        x, log_w = values[method.loggers, method.returns], values[method.loggers, method.weights]
+        if method.returns == "pooled":
+            x = pooled.in_turns(_columns(x))
+        if method.own:
+            k = len(x)
+            x, log_w = (np.stack([y[i, i::k] for i in range(k)]) for y in (x, log_w))
+        untrusted.append([bool(said) for said in trust(diagnose(log_w, x))])
+        cost.append(values[method.loggers, "steps"].mean())
+    return Health(np.array(untrusted), np.array(cost))
+
+
+def _columns(x: Array) -> pooled.Columns:
+    """What `methods.pooled_columns` stacked."""
+    return pooled.Columns(x[0], x[1], x[2], x[3][None, None], x[4:, 0])
 
 
 def pooled_truth(blocks: Iterable[Padded]) -> tuple[Array, Array]:
