@@ -73,8 +73,8 @@ def variance_rows(study: Study, metrics: dict[str, Any]) -> Rows:
         "standard error",
         "median",
         "exact, same policies",
-        "mean, per step",
-        "not to be trusted",
+        "per step",
+        "untrusted",
     )
     rows = [(*header, *(["paper"] if printed else []))]
     for name, estimator in ESTIMATORS.items():
