@@ -17,6 +17,7 @@ import numpy as np
 from scipy.stats import norm
 
 from manyfold.arrays import Array, Bools, Ints
+from manyfold.design.pilot import pooled_variance
 from manyfold.design.prediction import LABELS, Predicted
 from manyfold.estimate.loggers import FittedLogging
 from manyfold.estimate.registry import ESTIMATORS
@@ -60,6 +61,7 @@ class Accuracy(NamedTuple):
     plan: tuple[Array, Array]  # measured and predicted relative variance, [K] each
     promises: dict[Predicted, Promise]
     recommended: Predicted | None
+    pilot: Array  # n Var of pooled evaluation as measured in those on-policy episodes, [K]
 
 
 def promises_of(about: dict[str, Any], result: Result) -> dict[Predicted, Promise]:
@@ -97,6 +99,11 @@ def table_of(groups: "list[Accuracy]") -> list[tuple[str, ...]]:
     ]
     every = {LABELS[of]: [group.promises[of] for group in groups] for of in LABELS}
     every["recommended"] = [group.promises[group.recommended] for group in groups if group.recommended]
+    rounds = EPISODES // len(groups[0].pilot)
+    every[f"pooled, after {rounds} rounds"] = [
+        group.promises["pooled"]._replace(predicted=group.pilot, unknown=np.zeros(len(group.pilot), dtype=np.bool_))
+        for group in groups
+    ]
     for label, promises in every.items():
         if promises:
             median, near, known, ceiling = within(promises)
@@ -141,13 +148,14 @@ def measure(group: Group) -> Accuracy:
     logging = FittedLogging(group.environment(), design(group))
     policies = logging.behavior.policies.n_policies
     rng = stream("accuracy", group.study.name, group.number)
-    found, steps = [], []
+    found, steps, blocks = [], [], []
     for rows in rollout(logging.env, logging.choose("targets"), np.arange(EPISODES) % policies, rng):
         own = rows.episode % policies, np.arange(len(rows.t)), rows.action
         fitted = logging.behavior.fitted(rows.state, rows.t)
         v = (fitted.policies * fitted.q).sum(-1)[own[:2]]
         found.append((own[0], fitted.q[own], fitted.q_hat[own], rests(rows), v))
         steps.append(rows)
+        blocks.append(logging.episodes(rows, "targets"))
     policy, q, q_hat, rest, v = (np.concatenate(x) for x in zip(*found, strict=True))
     whole_rows = Steps.join(steps)
     runs = group.data / "evaluate" / group.study.name / "runs" / group.folder("q").name / "runs.safetensors"
@@ -163,6 +171,7 @@ def measure(group: Group) -> Accuracy:
         (measured, np.array(about["predicted_relative_variance"], dtype=float)),
         promises_of(about, result),
         about["recommended"],
+        pooled_variance(blocks),
     )
 
 

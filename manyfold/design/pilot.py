@@ -8,11 +8,22 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from manyfold.arrays import Array
+from manyfold.arrays import Array, Ints
 from manyfold.data.episodes import Episodes
 from manyfold.design.prediction import Predicted, Prediction
 from manyfold.estimate import pooled
 from manyfold.estimate.methods import baseline, pdis, pooled_columns
+
+
+def pooled_variance(blocks: Iterable[Episodes]) -> Array:
+    """n Var of pooled evaluation as measured in episodes of all targets in turns; `[K]`."""
+    return pooled.at_points(*_columns(blocks))[1]
+
+
+def _columns(blocks: Iterable[Episodes]) -> tuple[pooled.Columns, Ints]:
+    """The columns of all episodes, and their number."""
+    x = np.concatenate([pooled_columns(block) for block in blocks], -1)
+    return pooled.Columns(x[0], x[1], x[2], x[3][None, None], x[4:, 0]), np.array([x.shape[-1]])
 
 
 def after_pilot(prediction: Prediction, targets: Iterable[Episodes] = (), mu: Iterable[Episodes] = ()) -> Prediction:
@@ -23,12 +34,11 @@ def after_pilot(prediction: Prediction, targets: Iterable[Episodes] = (), mu: It
     found: dict[Predicted, Array] = {}
     turns = list(targets)
     if turns:
-        x = np.concatenate([pooled_columns(block) for block in turns], -1)
-        columns = pooled.Columns(x[0], x[1], x[2], x[3][None, None], x[4:, 0])
-        found["pooled"] = pooled.at_points(columns, np.array([x.shape[-1]]))[1]
+        found["pooled"] = pooled_variance(turns)
         if not prediction.is_known("on_policy"):
-            k = x.shape[1]
-            found["on_policy"] = np.array([x[0, i, i::k].var(ddof=1) for i in range(k)]) / k**2  # own is K times G
+            own = _columns(turns)[0].own  # K times the return in a target's own episodes
+            k = len(own)
+            found["on_policy"] = np.array([own[i, i::k].var(ddof=1) for i in range(k)]) / k**2
     shared = list(mu)
     if shared:
         found["mpe"] = np.concatenate([pdis(block) for block in shared], -1).var(-1, ddof=1)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 
 from manyfold import exact
-from manyfold.data.transitions import About, Batch, Transitions, Writer
+from manyfold.data.transitions import About, Batch, Transitions, Writer, _held_out
 from manyfold.design.behavior import Behavior
 from manyfold.design.prediction import (
     CAPS,
@@ -15,6 +15,7 @@ from manyfold.design.prediction import (
     forecast,
     length_problem,
     mixture_weights,
+    optimism,
     predict,
     recommend,
     similar,
@@ -22,10 +23,11 @@ from manyfold.design.prediction import (
     verdict,
 )
 from manyfold.fqe import Bounded
+from manyfold.fqe.nets import Shape
 from manyfold.mdp import FiniteMDP
 from manyfold.policies import TabularPolicySet
 from manyfold.policies.mlp import MlpPolicySet
-from tests.networks import mlp_policies, nets_from_table, value_nets
+from tests.networks import constant_nets, mlp_policies, nets_from_table, value_nets
 from tests.worlds import cases, trajectories
 
 STATES, HORIZON, ACTIONS = 16, 4, 4
@@ -223,7 +225,7 @@ def test_two_caps_that_disagree_make_mpe_unknown_and_nothing_else():
     policies = mlp_policies(0, kind="binned_gaussian", horizon=9, n_actions=10, n_features=5, scale=0.4)
     nets = value_nets(policies, 1, width=7, scale=5.0), value_nets(policies, 2, width=7, scale=40.0)
     behavior, states = Behavior(policies, *nets), np.zeros((1, 7))
-    some = {of: lambda s, t: np.full((3, len(s), 10), 1e4) for of in LABELS}
+    some = {of: lambda s, t: np.full((3, len(s), 10), 1e4) for of in LABELS}  # pooled as large as on-policy MC's
     agree = predict(behavior, {**some, "mpe_loose": lambda s, t: np.full((3, len(s), 10), 1.5e4)}, states)
     assert all(agree.is_known(of) for of in LABELS)
     loose = np.array([1e4, 9e4, 1e4])[:, None, None]
@@ -231,6 +233,29 @@ def test_two_caps_that_disagree_make_mpe_unknown_and_nothing_else():
     assert apart.unknown["mpe"].tolist() == apart.unknown["mpe_baseline"].tolist() == [False, True, False]
     assert apart.is_known("pooled")
     assert apart.is_known("on_policy")
+
+
+def test_what_a_fitted_q_hardly_leaves_is_its_own_error_and_unknown():
+    policies = mlp_policies(0, kind="binned_gaussian", horizon=9, n_actions=10, n_features=5, scale=0.4)
+    nets = value_nets(policies, 1, width=7, scale=0.1), value_nets(policies, 2, width=7, scale=0.1)
+    behavior, states = Behavior(policies, *nets), np.zeros((1, 7))
+    solved = {of: lambda s, t: np.full((3, len(s), 10), 1e4) for of in (*LABELS, "mpe_loose")}
+    for pooled, known in ((0.5e4, True), (0.4e4, False)):
+        found = predict(behavior, {**solved, "pooled": lambda s, t, x=pooled: np.full((3, len(s), 10), x)}, states)
+        assert [found.is_known(of) for of in LABELS] == [True, True, known, known]
+
+
+def test_residuals_count_as_in_rows_that_q_has_not_seen(tmp_path):
+    """q is 0, rewards are 1 where rows are fitted and 2 where they are held out: d^2 is 4 times as large there."""
+    path = tmp_path / "rows.parquet"
+    n, about = 2000, About("small", 2, 10, 7, 0)
+    policies = mlp_policies(0, kind="binned_gaussian", horizon=2, n_actions=10, n_features=5, scale=0.4)
+    zero = constant_nets(0.0, Shape(2, 10, 3, 2, 0, 7))
+    columns = {"episode": np.arange(n), "t": np.ones(n), "state": np.zeros((n, 7)), "next_state": np.zeros((n, 7))}
+    columns |= {"action": np.zeros(n), "terminated": np.ones(n) > 0, "truncated": np.zeros(n) > 0}
+    with Writer(path, about) as writer:
+        writer.write({**columns, "reward": 1.0 + _held_out(0, n)})
+    np.testing.assert_allclose(optimism(Behavior(policies, zero, zero), Transitions(path)), 4)
 
 
 def test_theorem_4_is_the_stricter_condition():
@@ -289,8 +314,9 @@ def test_costs_by_hand():
         ({"mpe_baseline": 0.15}, "pooled"),  # fewer episodes, but longer ones
         ({"mpe_baseline": 0.05}, "mpe_baseline"),  # 0.25 of the episodes, 0.4 of the steps
         ({"mpe_baseline": 0.05, "unknown": ("mpe_baseline",)}, "pooled"),
-        ({"unknown": ("pooled", "mpe_baseline")}, "mpe"),
-        ({"unknown": ("pooled", "mpe_baseline", "mpe")}, "on_policy"),
+        ({"unknown": ("pooled", "mpe_baseline")}, None),  # MPE is known, and worse than what pooled roughly gives
+        ({"pooled": np.nan, "unknown": ("pooled", "mpe_baseline")}, "mpe"),
+        ({"mpe": 0.05, "unknown": ("pooled", "mpe_baseline")}, "mpe"),
         ({"unknown": tuple(LABELS)}, None),
         ({"mpe_baseline": 0.05, "lengths": [np.nan] * 3}, "mpe_baseline"),
         ({"pooled": 9.0, "mpe": 9.0, "mpe_baseline": 9.0}, "on_policy"),
@@ -309,15 +335,16 @@ def test_pooled_is_recommended_unless_another_is_clearly_and_knowably_better(cha
             "give every policy the precision of 1,000 on-policy ones (5,000 steps).",
         ),
         (
-            {"unknown": ("mpe", "mpe_baseline"), "lengths": [np.nan] * 3},
-            "Expect of on-policy's variance: pooled 10%, MPE + q unknown, run a pilot of 30 rounds, MPE unknown, run a "
-            "pilot of 30 rounds. Run pooled: 100 episodes give every policy the precision of 1,000 on-policy ones.",
+            {"unknown": ("mpe", "mpe_baseline"), "mpe": np.nan, "lengths": [np.nan] * 3},
+            "Expect of on-policy's variance: pooled 10%, MPE + q roughly 10% (unknown, run a pilot of 30 rounds), MPE "
+            "unknown, run a pilot of 30 rounds. Run pooled: 100 episodes give every policy the precision of 1,000 "
+            "on-policy ones.",
         ),
         (
-            {"unknown": tuple(LABELS)},
-            "Expect of on-policy's variance: pooled unknown, run a pilot of 30 rounds, MPE + q unknown, run a pilot of "
-            "30 rounds, MPE unknown, run a pilot of 30 rounds. Run the policies in turns for 30 rounds and decide "
-            "then; the episodes count.",
+            {"unknown": ("pooled", "mpe_baseline")},
+            "Expect of on-policy's variance: pooled roughly 10% (unknown, run a pilot of 30 rounds), MPE + q roughly "
+            "10% (unknown, run a pilot of 30 rounds), MPE 20%. Run the policies in turns for 30 rounds, 60 episodes "
+            "(300 steps), and decide then; they count.",
         ),
         (
             {"pooled": 4.0, "mpe": 4.0, "mpe_baseline": 4.0},
