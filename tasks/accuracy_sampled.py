@@ -108,7 +108,8 @@ def table_of(groups: "list[Accuracy]") -> list[tuple[str, ...]]:
         if promises:
             median, near, known, ceiling = within(promises)
             unknown = np.mean([promise.unknown.mean() for promise in promises])
-            rows.append((label, f"{median:.2f}", f"{near:.0%}", f"{unknown:.0%}", f"{known:.0%}", f"{ceiling:.0%}"))
+            shares = ("" if np.isnan(x) else f"{x:.0%}" for x in (near, float(unknown), known, ceiling))
+            rows.append((label, f"{median:.2f}", *shares))
     return rows
 
 
