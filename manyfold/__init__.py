@@ -8,7 +8,8 @@ What is public (everything else may change without notice):
     Transitions, Writer, About, Episodes                                  logged tuples, whole episodes
     fit, FitConfig, ValueNets, q_problem, q_hat_problem, moment_reward, policy_weights
                                                                           fitted q and q_hat; r_hat; next weights pi
-    Behavior, plan_problem, plan_weights, predict, verdict, export        mu and ODI, what they promise; weights pi^2/mu
+    Behavior, variance_problem, predict, forecast, recommend, cost, verdict, export
+                                                                          mu and ODI, what they and others promise
     evaluate, collect, pool, combine, plan, first_states, Estimate        K policies from their own episodes in turns
     ESTIMATORS, METHODS, RETURNS, rollout_tabular, in_turns, pooled_truth online episodes and what they say
     FiniteMDP; the modules exact, similarity, estimators, diagnostics and rollout
@@ -50,21 +51,23 @@ _PUBLIC = {
     "collect": "estimate.evaluation",
     "combine": "estimate.evaluation",
     "evaluate": "estimate.evaluation",
+    "cost": "design.prediction",
     "export": "design.export",
     "first_states": "estimate.evaluation",
     "fit": "fqe.engine",
+    "forecast": "design.prediction",
     "in_turns": "rollout",
     "moment_reward": "fqe.problems",
     "plan": "estimate.shares",
-    "plan_problem": "design.prediction",
-    "plan_weights": "design.prediction",
     "policy_weights": "fqe.problems",
     "pool": "estimate.evaluation",
     "pooled_truth": "estimate.runs",
     "predict": "design.prediction",
     "q_hat_problem": "fqe.problems",
     "q_problem": "fqe.problems",
+    "recommend": "design.prediction",
     "rollout_tabular": "rollout",
+    "variance_problem": "design.prediction",
     "verdict": "design.prediction",
 }
 _RENAMED = {"FitConfig": ("fqe.engine", "Config"), "load_policies": ("policies", "load")}

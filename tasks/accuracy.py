@@ -116,19 +116,22 @@ def main(arguments: list[str] | None = None) -> int:
     about = (
         "Compares the fitted q and q_hat with exact values, or with episodes where there are none: errors, their cost."
     )
-    args = commands.parser("accuracy", about, study="gridworld-1000").parse_args(arguments)
+    parser = commands.parser("accuracy", about, study="gridworld-1000")
+    parser.add_argument("--groups", type=int, nargs="+", help="numbers of groups (default all)")
+    args = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    return commands.guarded("accuracy", lambda: run(studies.read(args.study), args.data))
+    return commands.guarded("accuracy", lambda: run(studies.read(args.study), args.data, args.groups))
 
 
-def run(study: Study, data: Path) -> None:
-    """Measures all groups of a study, draws and prints."""
+def run(study: Study, data: Path, groups: list[int] | None = None) -> None:
+    """Measures the groups of a study, all if left out, draws and prints."""
     exact_values = studies.make_environment(study, 0).mdp() is not None
     stage, truth = ("behavior", "exact") if exact_values else ("evaluate", "measured")
     count = len(list((data / stage / study.name / ("" if exact_values else "runs")).glob("group-*")))
     if not count:
         raise ValueError(f"{data / stage / study.name}: no groups, expected the stage `{stage}` to have run")
-    every = [Group(study, number, data) for number in range(count)]
+    every = [Group(study, number, data) for number in (groups or range(count))]
+    count = len(every)
     path, progress = data / "accuracy" / study.name, track(every, description="groups", console=Console(stderr=True))
     columns: dict[str, Callable[[Array], Any]] = {"mean": np.mean, "median": np.median}
     if exact_values:
@@ -141,6 +144,9 @@ def run(study: Study, data: Path) -> None:
         accuracy_sampled.draw(sampled, path)
         rows, plans = accuracy_sampled.rows_of(sampled), [one.plan for one in sampled]
         columns |= {"lowest": np.min, "highest": np.max}
+        table = accuracy_sampled.table_of(sampled)
+        commands.show(f"{study.name}: {count} groups, predicted before any episode against measured", table)
+        write_table(table, path.with_name(f"{path.name}-predictions"), ("md",))
     off = accuracy_sampled.off(plans)
     rows |= {f"predicted over {truth}, off by": off}
     lines = [(label, *(f"{column(row):.4f}" for column in columns.values())) for label, row in rows.items()]

@@ -2,9 +2,9 @@
 
 For each group: q and q_hat against the rest of the return and its square, from the same (t, s, a), in on-policy
 episodes of their own; how much of the return's variance is left there with q as a baseline, which is the part that no
-choice of actions explains, and below a K-th of which sharing cannot get; and the relative variance that was predicted
-for every policy beside the one measured in the pool. A picture: learning curves, q against returns, predicted against
-measured.
+choice of actions explains, and below a K-th of which sharing cannot get; and the variances that were predicted for
+every policy beside those measured in the pool, with the ceiling that the measurement's own noise sets. A picture:
+learning curves, q against returns, predicted against measured.
 """
 
 import json
@@ -14,8 +14,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from scipy.stats import norm
 
-from manyfold.arrays import Array, Ints
+from manyfold.arrays import Array, Bools, Ints
+from manyfold.design.pilot import pooled_variance
+from manyfold.design.prediction import LABELS, Predicted
 from manyfold.estimate.loggers import FittedLogging
 from manyfold.estimate.registry import ESTIMATORS
 from manyfold.fqe import Check, ValueNets
@@ -38,6 +41,15 @@ class Fit(NamedTuple):
     slope: Array  # of what was found against the fitted: 1 where calibrated
 
 
+class Promise(NamedTuple):
+    """An estimator's variance of each policy as predicted and as measured; `[K]` each."""
+
+    predicted: Array
+    measured: Array
+    error: Array  # relative standard error of what was measured
+    unknown: Bools  # logged data could not tell
+
+
 class Accuracy(NamedTuple):
     """What is measured of one group."""
 
@@ -47,6 +59,58 @@ class Accuracy(NamedTuple):
     left: Array  # variance of on-policy returns with q as a baseline over that of the plain ones, [K]
     visited: tuple[Array, Array]  # q of (t, s, a), and the rest of the return from there
     plan: tuple[Array, Array]  # measured and predicted relative variance, [K] each
+    promises: dict[Predicted, Promise]
+    recommended: Predicted | None
+    pilot: Array  # n Var of pooled evaluation as measured in those on-policy episodes, [K]
+
+
+def promises_of(about: dict[str, Any], result: Result) -> dict[Predicted, Promise]:
+    """What behavior.json promised against the pool; on-policy MC's is that of one episode."""
+    names, out = list(ESTIMATORS), {}
+    for of in LABELS:
+        measured, predicted = result.variances[0, names.index(of)], np.array(about[f"predicted_{of}"], dtype=float)
+        nothing = np.full_like(measured, np.nan)
+        error = nothing if result.variance_error is None else result.variance_error[names.index(of)] / measured
+        each = len(measured) if of == "on_policy" else 1
+        unknown = np.isin(np.arange(len(measured)), about["unknown"][of])
+        out[of] = Promise(each * predicted, measured, error, unknown)
+    return out
+
+
+def within(promises: Sequence[Promise], most: float = 0.3) -> tuple[float, float, float, float]:
+    """Over all policies: the median of predicted / measured; the share within `most`; among those known; the ceiling.
+
+    The ceiling is the share that a perfect prediction would reach: the probability that noise alone leaves the measured
+    variance m with |true / m - 1| <= most.
+    """
+    ratio, error, unknown = (
+        np.concatenate(x) for x in zip(*((p.predicted / p.measured, p.error, p.unknown) for p in promises), strict=True)
+    )
+    near = np.abs(np.nan_to_num(ratio, nan=np.inf) - 1) <= most
+    reach = norm.cdf((1 / (1 - most) - 1) / error) - norm.cdf((1 / (1 + most) - 1) / error)
+    known = float(near[~unknown].mean()) if (~unknown).any() else float("nan")
+    return float(np.nanmedian(ratio)), float(near.mean()), known, float(reach.mean())
+
+
+def table_of(groups: "list[Accuracy]") -> list[tuple[str, ...]]:
+    """Predicted against measured, a line for each estimator and one for the one that was recommended."""
+    rows: list[tuple[str, ...]] = [
+        ("variance of", "predicted over measured, median", "within 30%", "unknown", "of the known", "ceiling")
+    ]
+    every = {LABELS[of]: [group.promises[of] for group in groups] for of in LABELS}
+    every["recommended"] = [group.promises[group.recommended] for group in groups if group.recommended]
+    rounds = EPISODES // len(groups[0].pilot)
+    every[f"pooled, after {rounds} rounds"] = [
+        group.promises["pooled"]._replace(predicted=group.pilot, unknown=np.zeros(len(group.pilot), dtype=np.bool_))
+        for group in groups
+    ]
+    for label, promises in every.items():
+        if promises:
+            median, near, known, ceiling = within(promises)
+            unknown = np.mean([promise.unknown.mean() for promise in promises])
+            shares = ("" if np.isnan(x) else f"{x:.0%}" for x in (near, float(unknown), known, ceiling))
+            rows.append((label, f"{median:.2f}", *shares))
+    return rows
 
 
 def curves_of(group: Group, stage: str) -> list[Check]:
@@ -85,26 +149,30 @@ def measure(group: Group) -> Accuracy:
     logging = FittedLogging(group.environment(), design(group))
     policies = logging.behavior.policies.n_policies
     rng = stream("accuracy", group.study.name, group.number)
-    found, steps = [], []
+    found, steps, blocks = [], [], []
     for rows in rollout(logging.env, logging.choose("targets"), np.arange(EPISODES) % policies, rng):
         own = rows.episode % policies, np.arange(len(rows.t)), rows.action
         fitted = logging.behavior.fitted(rows.state, rows.t)
         v = (fitted.policies * fitted.q).sum(-1)[own[:2]]
         found.append((own[0], fitted.q[own], fitted.q_hat[own], rests(rows), v))
         steps.append(rows)
+        blocks.append(logging.episodes(rows, "targets"))
     policy, q, q_hat, rest, v = (np.concatenate(x) for x in zip(*found, strict=True))
     whole_rows = Steps.join(steps)
     runs = group.data / "evaluate" / group.study.name / "runs" / group.folder("q").name / "runs.safetensors"
-    variances = Result.load(runs).variances
-    measured = variances[0, list(ESTIMATORS).index("mpe")] / variances[0, 0]
-    predicted = json.loads((group.folder("behavior") / "behavior.json").read_text())["predicted_relative_variance"]
+    result = Result.load(runs)
+    measured = result.variances[0, list(ESTIMATORS).index("mpe")] / result.variances[0, 0]
+    about = json.loads((group.folder("behavior") / "behavior.json").read_text())
     return Accuracy(
         against(q, rest, policy, policies),
         against(q_hat, rest**2, policy, policies),
         (curves_of(group, "q"), curves_of(group, "q_hat")),
         left(whole_rows, policy, q, v, policies),
         (q, rest),
-        (measured, np.array(predicted, dtype=float)),
+        (measured, np.array(about["predicted_relative_variance"], dtype=float)),
+        promises_of(about, result),
+        about["recommended"],
+        pooled_variance(blocks),
     )
 
 

@@ -94,6 +94,7 @@ class Result(NamedTuple):
     steps: Array  # of an episode, [E]
     pool: Array | None = None  # estimates from the whole pool and their standard errors, [2, E, K]
     truth_error: Array | None = None  # standard error of the truth where it is not exact, [K]
+    variance_error: Array | None = None  # standard errors of the pool's variances, [E, K]
 
     def save(self, path: Path) -> None:
         """One file with a checksum."""
@@ -186,7 +187,20 @@ def evaluate_pool(
         health.steps,
         np.stack([whole_pool.estimates[:, 0], np.sqrt(whole_pool.variances / protocol.pool)]),
         truth["error"],
+        variance_errors(values, len(truth["truth"])),
     )
+
+
+def variance_errors(values: runs.Values, policies: int, blocks: int = 20) -> Array:
+    """Standard errors of the variances of a pool, by leaving out one block of rounds after the other; `[E, K]`."""
+    pool = min(x.shape[-1] for x in values.values())
+    block = np.arange(pool) // policies * blocks // (pool // policies)  # of whole rounds
+    used = [b for b in range(blocks) if (block == b).any()]
+    found = []
+    for b in used:
+        some = {key: x[..., :pool][..., block != b] for key, x in values.items()}
+        found.append(runs.estimates(some, np.array([int((block != b).sum())])).variances)
+    return np.asarray(np.std(found, axis=0) * np.sqrt(len(used) - 1))
 
 
 def cached(path: Path, make: Callable[[], dict[str, Array]]) -> dict[str, Array]:

@@ -21,10 +21,6 @@ from tasks.studies import Study, group_name
 HEADER = ("group", "updates", "held-out error")
 
 
-def nothing_else(group: Group, nets: ValueNets | None, folder: Path) -> None:
-    """`FitStage.finish` of a stage whose only result is the fit."""
-
-
 @dataclass(frozen=True)
 class FitStage:
     """A stage whose work is one fit for each group.
@@ -35,8 +31,6 @@ class FitStage:
         problem: the reward and the next weights of a group's fit.
         fitted: what is fitted: the file's name.
         params: the hyperparameters of the fit, and whatever else the result depends on.
-        finish: writes what else belongs to the group's folder.
-        may_diverge: a fit that ran away is a result too, `finish` gets None; otherwise it ends the stage.
         header: of the stage's table.
     """
 
@@ -45,8 +39,6 @@ class FitStage:
     problem: Callable[[Group], Problem]
     fitted: str
     params: Callable[[Study], tuple[Config, object]]
-    finish: Callable[[Group, ValueNets | None, Path], None] = nothing_else
-    may_diverge: bool = False
     header: tuple[str, ...] = HEADER
     unit: str = "updates"
     batched: bool = False
@@ -77,30 +69,22 @@ class FitStage:
         out = work / group_name(group.number)
         study, state = group.study, work / f"{out.name}.state"
         rng = stream("fit", self.fitted, study.name, group.number)
-        about: dict[str, object] = {"study": study.name, "group": group.number}
+        n_states = group.policies().n_states
         try:
-            n_states = group.policies().n_states
-            found = fit(group.transitions(), *self.problem(group), rng, config, n_states, progress, state)
-            nets, curves = found
-            about |= curves[-1]._asdict()
+            nets, curves = fit(group.transitions(), *self.problem(group), rng, config, n_states, progress, state)
         except Diverged as error:
-            if not self.may_diverge:
-                raise ValueError(f"{out.name}: {error}") from None
-            nets, curves = None, []
-            about["diverged"] = str(error)
+            raise ValueError(f"{out.name}: {error}") from None
         with atomic_folder(out) as folder:
-            if nets:
-                nets.save(folder / f"{self.fitted}.safetensors", curves)
+            nets.save(folder / f"{self.fitted}.safetensors", curves)
+            about = {"study": study.name, "group": group.number, **curves[-1]._asdict()}
             write_json(folder / f"{self.fitted}.json", about)
-            self.finish(group, nets, folder)
         state.unlink(missing_ok=True)
 
     def is_whole(self, folder: Path) -> bool:
         """Whether a group's folder holds its nets, and they load."""
         try:
-            about = json.loads((folder / f"{self.fitted}.json").read_text())
-            if "diverged" not in about:
-                ValueNets.load(folder / f"{self.fitted}.safetensors")
+            json.loads((folder / f"{self.fitted}.json").read_text())
+            ValueNets.load(folder / f"{self.fitted}.safetensors")
         except (ValueError, OSError):
             return False
         return True

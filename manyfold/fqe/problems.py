@@ -3,7 +3,7 @@
     q        reward r                  weights pi_k(a'|s')
     q_hat    reward r_hat = 2 r q - r^2  weights pi_k(a'|s')
 
-`design.prediction` has the third one, the second moment under a behavior policy, with weights pi_k^2 / mu.
+`design.prediction` has the others: the variances of estimators, some of them with weights pi_k^2 / mu.
 """
 
 from typing import NamedTuple

@@ -186,6 +186,10 @@ def test_a_robots_fits_are_measured_against_episodes(robot_data, capsys, monkeyp
     assert (robot_data / "accuracy" / f"{ROBOT}.png").read_bytes().startswith(b"\x89PNG")
     table = (robot_data / "accuracy" / f"{ROBOT}.md").read_text().splitlines()
     assert table[0] == "|  | mean | median | lowest | highest |"
+    for label in ("on-policy MC", "MPE", "MPE + q", "pooled", "pooled, after 20 rounds"):
+        assert f"\n| {label} | " in (robot_data / "accuracy" / f"{ROBOT}-predictions.md").read_text()
+    assert accuracy.main(["--study", ROBOT, "--data", str(robot_data), "--groups", "1"]) == 0
+    assert "hopper: 1 groups, predicted before any episode against measured" in capsys.readouterr().out
     assert accuracy.main(["--study", "ant", "--data", str(robot_data)]) == 2
     assert capsys.readouterr().err.endswith("no groups, expected the stage `evaluate` to have run\n")
     group = accuracy_sampled.measure(Group(STUDY, 1, robot_data))
@@ -196,6 +200,24 @@ def test_a_robots_fits_are_measured_against_episodes(robot_data, capsys, monkeyp
     assert f"Their rank correlation: {np.corrcoef(ranks)[0, 1]:.2f}." in printed
     (line,) = (row for row in table if row.startswith("| MPE, predicted over measured |"))
     assert f" {np.median(both[1] / both[0]):.4f} | {(both[1] / both[0]).min():.4f} |" in line
+
+
+def test_errors_of_a_pools_variances_are_those_of_fourth_moments(again):
+    group, parts, _ = again
+    x = parts_of(parts, "mu")["pdis"]
+    squares = (x - x.mean(-1, keepdims=True)) ** 2
+    found = group.variance_error[list(ESTIMATORS).index("mpe")]
+    np.testing.assert_allclose(found, squares.std(-1) / np.sqrt(x.shape[-1]), rtol=0.25)
+
+
+def test_promises_against_measurements_by_hand():
+    """Of 4 policies: 1.1, 1.4, unknown and 0.75 of what was measured with no noise, or with as much as 30%."""
+    unknown = np.array([False, False, True, False])
+    promise = accuracy_sampled.Promise(np.array([11.0, 14, np.nan, 7.5]), np.full(4, 10.0), np.full(4, 1e-9), unknown)
+    assert accuracy_sampled.within([promise]) == (1.1, 0.5, 2 / 3, 1.0)
+    noisy = accuracy_sampled.within([promise._replace(error=np.full(4, 0.3))])[-1]
+    draws = 1 / (1 + 0.3 * np.random.default_rng(0).standard_normal(100_000))
+    assert noisy == pytest.approx(np.mean(np.abs(draws - 1) <= 0.3), abs=0.01)
 
 
 def test_the_rest_of_the_return_and_a_fit_against_it_by_hand():
