@@ -1,8 +1,23 @@
-"""The command line of the robots' benchmarks."""
+"""What the robots' benchmarks share: the command line, and targets as the stages train them."""
 
 import argparse
 
+from manyfold.envs import BinnedMujoco
 from manyfold.envs.binned_mujoco import ROBOTS
+from manyfold.train import targets
+from manyfold.train.targets import Drawn, Rule, Training
+
+RULE = Rule(policies=10, start=(1000, 5000), width=8500, history=2)
+
+
+def trained(robot: str) -> Drawn:
+    """The first group of a robot."""
+    env = BinnedMujoco(robot)
+    training = Training(env, robot, [0], [targets.draw(RULE, targets.config(env), robot, 0)])
+    while not training.finished:
+        training.run_segment()
+    (drawn,) = training.results()
+    return drawn
 
 
 def asked_for(about: str, default: tuple[str, ...]) -> list[str]:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.robots import asked_for
+from benchmarks.robots import RULE, asked_for, trained
 from benchmarks.show import show
 from manyfold.design.behavior import Behavior
 from manyfold.envs import BinnedMujoco
@@ -22,11 +22,8 @@ from manyfold.estimate.loggers import FittedLogging
 from manyfold.fqe.nets import Shape, ValueNets, size
 from manyfold.rollout import rollout
 from manyfold.streams import stream
-from manyfold.train import targets
-from manyfold.train.targets import Rule, Training
 
 EPISODES, ROUNDS = 2000, 3
-RULE = Rule(policies=10, start=(1000, 5000), width=8500, history=2)
 
 
 class Recorded(BinnedMujoco):
@@ -41,12 +38,7 @@ class Recorded(BinnedMujoco):
 
 def make(robot: str) -> FittedLogging:
     """Targets as the stages train them; values of the same size, which know nothing."""
-    env = BinnedMujoco(robot)
-    training = Training(env, robot, [0], [targets.draw(RULE, targets.config(env), robot, 0)])
-    while not training.finished:
-        training.run_segment()
-    (drawn,) = training.results()
-    width = env.width
+    drawn, width = trained(robot), BinnedMujoco(robot).width
     shape = Shape(drawn.targets.horizon, drawn.targets.n_actions, RULE.policies, 64, 0, width)
     generator = torch.Generator().manual_seed(0)
     q, q_hat = (

@@ -27,9 +27,9 @@ from manyfold.data.episodes import Block, Episodes
 CLASSES = 64  # of steps, in the baseline by t
 DIRECTIONS = 64  # of the ReLUs
 FAR = 3.0  # spreads from the centre: states beyond count as being there
-MOST_PRODUCTS = 30  # numbers of an observation of which all products of two are features
+MOST_PRODUCTS = 10  # numbers of an observation of which all products of two are features
 MOST_STATES = 256  # that are counted one by one
-ACTION_FEATURES = 256  # of all actions together
+ACTION_FEATURES = 128  # of all actions together
 RIDGE, ACTION_RIDGE = 1e-4, 0.5  # of each feature's second moment
 
 Floats = NDArray[np.float32]
