@@ -37,6 +37,7 @@ class Shape:
     hidden: int
     n_states: int  # a state is an index, the input its one-hot; 0: it is a vector
     width: int  # of a state
+    layers: int = 1  # hidden ones, 1 or 2
 
 
 class ValueNets:
@@ -66,13 +67,19 @@ class ValueNets:
         h = h.add_(p["w1"].index_select(0, x)) if self.shape.n_states else h.addmm_(x, p["w1"])  # a one-hot is an index
         return h.relu_()
 
+    def last(self, h: Tensor) -> Tensor:
+        """Activations of the last hidden layer from those of the first, `[N, K * h]` -> `[K, N, h]`."""
+        if self.shape.layers == 1:
+            return self.apart(h)
+        return torch.baddbmm(self.parameters["b_mid"], self.apart(h), self.parameters["w_mid"]).relu_()
+
     def apart(self, x: Tensor) -> Tensor:
         """A view with the policies first, `[N, K * h]` -> `[K, N, h]`."""
         return x.view(len(x), self.shape.n_policies, -1).transpose(0, 1)
 
     def scaled(self, inputs: tuple[Tensor, Tensor]) -> Tensor:
         """Outputs before scaling, `[K, N, A]`."""
-        b2, w2, h = self.parameters["b2"], self.apart(self.parameters["w2"]), self.apart(self.hidden(inputs))
+        b2, w2, h = self.parameters["b2"], self.apart(self.parameters["w2"]), self.last(self.hidden(inputs))
         if self.shape.n_states:
             return torch.baddbmm(b2, h, w2.mT)
         return torch.baddbmm(b2.mT, w2, h.mT).mT  # the same product, three times as fast with the long side last
@@ -93,17 +100,21 @@ class ValueNets:
     def save(self, path: Path, curves: list["Check"] | None = None) -> None:
         """One safetensors file; the shape and the learning curves are in its description."""
         tensors = {"flat": self.flat, "centre": self.centre, "spread": self.spread, "scale": self.scale}
-        save_tensors(path, tensors, "values", VERSION, {"shape": asdict(self.shape), "curves": curves or []})
+        shape = asdict(self.shape)
+        if self.shape.layers == 1:
+            del shape["layers"]  # as files were before there was a second layer
+        save_tensors(path, tensors, "values", VERSION, {"shape": shape, "curves": curves or []})
 
     @classmethod
     def load(cls, path: Path) -> tuple["ValueNets", list["Check"]]:
         """The nets and their learning curves; what doesn't fit is refused with one line."""
         tensors, about = load_tensors(path, "values", VERSION)
-        said, wanted = about.get("shape"), {field.name for field in fields(Shape)}
-        if not isinstance(said, dict) or said.keys() != wanted:
+        said, wanted = about.get("shape"), {field.name for field in fields(Shape)} - {"layers"}
+        if not isinstance(said, dict) or said.keys() - {"layers"} != wanted:
             raise ValueError(f"{path}: expected a shape with {', '.join(sorted(wanted))}; is it another program's?")
         for name in wanted:
             check_number(f"{path}: {name}", said[name], int(name != "n_states"), 10**9)
+        check_number(f"{path}: layers", said.get("layers", 1), 1, 2)
         shape = Shape(**said)
         expected = {"flat": (size(shape),), "centre": (shape.width,), "spread": (shape.width,)}
         expected["scale"] = (shape.n_policies,)
@@ -141,9 +152,11 @@ class ValueModule(nn.Module):
             h = p["w1"][obs[:, 0].long()]
         else:
             h = torch.matmul(((obs - p["centre"]) / p["spread"]).clamp(-LIMIT, LIMIT), p["w1"])
-        h = torch.relu(h + p["w1_time"][t]).view(-1, shape.n_policies, shape.hidden)
+        h = torch.relu(h + p["w1_time"][t]).view(-1, shape.n_policies, shape.hidden).transpose(0, 1)  # [K, N, h]
+        if shape.layers == 2:
+            h = torch.relu(torch.matmul(h, p["w_mid"]) + p["b_mid"])
         w2 = p["w2"].view(shape.n_actions, shape.n_policies, -1).permute(1, 2, 0)  # [K, h, A]
-        return (torch.matmul(h.transpose(0, 1), w2) + p["b2"]) * p["scale"][:, None, None]
+        return (torch.matmul(h, w2) + p["b2"]) * p["scale"][:, None, None]
 
 
 def curves_of(rows: Any) -> list[Check] | None:
@@ -168,7 +181,8 @@ def _shapes(shape: Shape) -> dict[str, tuple[int, ...]]:
         "w1": (shape.n_states or shape.width, k * h),
         "w1_time": (shape.horizon, k * h),
     }
-    return first | {"w2": (a, k * h), "b2": (k, 1, a)}
+    second: dict[str, tuple[int, ...]] = {"w_mid": (k, h, h), "b_mid": (k, 1, h)} if shape.layers == 2 else {}
+    return first | {"w2": (a, k * h), "b2": (k, 1, a)} | second
 
 
 def size(shape: Shape) -> int:
