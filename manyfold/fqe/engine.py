@@ -9,9 +9,9 @@ episode is spent. The next value is an expectation over actions, not a sample; n
 terminated or the horizon ends, and a truncated step (cut off before its horizon) still is.
 
 One or two hidden layers of ReLUs for each policy, all K as one batch of matrices, the gradient written out. The time
-enters as a learned row for each step t, not as the number t/T: values of neighbouring steps are then not tied to a
-line, which matters most for m, whose weights sum to more than 1 and which can otherwise run away. The target network
-is an exponential average of the trained one, and the average is what is returned.
+enters as a learned row for each step t (or some cosines of t), not as the number t/T: values of neighbouring steps are
+then not tied to a line, which matters most for m, whose weights sum to more than 1 and which can otherwise run away.
+The target network is an exponential average of the trained one, and the average is what is returned.
 """
 
 import itertools
@@ -60,6 +60,7 @@ class Config:
 
     hidden: int = 64
     layers: int = 1  # hidden ones, 1 or 2
+    cosines: int = 0  # of t, from which the time's part is made, so that it is smooth; 0: a learned row for each step
     learning_rate: float = 1e-3  # falls linearly to 0 over the second half
     batch: int = 512
     updates_per_step: int = 150  # gradient steps for each step of the horizon, which values must travel back
@@ -73,6 +74,9 @@ class Config:
             check_number(name, getattr(self, name), 1, most)
         check_number("most_updates", self.most_updates, 1, 10**8)
         check_number("layers", self.layers, 1, 2)
+        check_number("cosines", self.cosines, 0, 10**4)
+        if self.cosines == 1:
+            raise ValueError("cosines is 1, expected 0 or at least 2: the first one is constant")
         if not isinstance(self.relabel, bool):
             raise ValueError(f"relabel is {self.relabel!r}, expected true or false")
         for name in ("learning_rate", "average"):
@@ -320,7 +324,16 @@ def _initialise(
     data: Transitions, rewards: NDArray[Any], first: Batch, n_states: int, config: Config, rng: np.random.Generator
 ) -> ValueNets:
     about = data.about
-    shape = Shape(about.horizon, about.n_actions, len(rewards), config.hidden, n_states, about.width, config.layers)
+    shape = Shape(
+        about.horizon,
+        about.n_actions,
+        len(rewards),
+        config.hidden,
+        n_states,
+        about.width,
+        config.layers,
+        config.cosines,
+    )
     flat = torch.zeros(size(shape))
     p = views(shape, flat)
     generator = torch.Generator().manual_seed(int(rng.integers(2**62)))
@@ -328,7 +341,10 @@ def _initialise(
     p["w1"].uniform_(-limit, limit, generator=generator)
     ends = torch.empty(2, 1, shape.n_policies * config.hidden).uniform_(-limit, limit, generator=generator)
     part = (torch.arange(shape.horizon) / shape.horizon)[:, None]
-    p["w1_time"].copy_(ends[0] + part * ends[1])  # at first linear in t
+    if config.cosines:
+        p["w1_time"][:2].copy_(ends[:, 0])
+    else:
+        p["w1_time"].copy_(ends[0] + part * ends[1])  # at first linear in t
     for name in ("w2", "w_mid")[: config.layers]:
         p[name].uniform_(-(config.hidden**-0.5), config.hidden**-0.5, generator=generator)
     centre, spread = torch.zeros(about.width), torch.ones(about.width)
@@ -361,7 +377,10 @@ def _add_gradient(nets: ValueNets, slots: dict[str, Tensor], batch: Batch, targe
         slots["b_mid"].add_(d_last.sum(1, keepdim=True))
         w = torch.bmm(d_last, p["w_mid"].mT).transpose(0, 1).reshape(n, -1)  # [N, K * h]
     d_h = torch.ops.aten.threshold_backward(w, h, 0.0)  # through the ReLUs
-    slots["w1_time"].index_add_(0, time, d_h)
+    if nets.shape.cosines:
+        slots["w1_time"].addmm_(nets.cosines(time).T, d_h)
+    else:
+        slots["w1_time"].index_add_(0, time, d_h)
     if nets.shape.n_states:
         slots["w1"].index_add_(0, x, d_h)
     else:

@@ -10,6 +10,7 @@ from tasks.studies import Study
 FIT = {
     "hidden": 64,
     "layers": 1,
+    "cosines": 0,
     "learning_rate": 0.01,
     "batch": 512,
     "updates_per_step": 150,

@@ -176,12 +176,11 @@ def test_next_values_are_kept_inside_their_bounds(tmp_path, monkeypatch, low, hi
     np.testing.assert_allclose(found.nets.predict([[0], [1]], [0, 1])[0, :, 0], [first, 1], atol=0.05)
 
 
-TWO_LAYERS = dataclasses.replace(QUICK, hidden=32, layers=2)
-
-
-def test_two_layers_find_the_exact_q_too(grid):
+@pytest.mark.parametrize("cosines", [0, 4])
+def test_two_layers_find_the_exact_q_too(grid, cosines):
     mdp, policies, data, _ = grid
-    found = engine.fit(data, plain(3), look_up(policies), np.random.default_rng(0), TWO_LAYERS, n_states=16)
+    config = dataclasses.replace(QUICK, hidden=32, layers=2, cosines=cosines)
+    found = engine.fit(data, plain(3), look_up(policies), np.random.default_rng(0), config, n_states=16)
     assert relative_error(found.nets.table(), exact.action_values(mdp, policies), visits(mdp, policies)) < 0.06
 
 
@@ -295,7 +294,7 @@ class Stop(Exception):
     pass
 
 
-@pytest.mark.parametrize("options", [{}, {"layers": 2, "relabel": True}])
+@pytest.mark.parametrize("options", [{}, {"layers": 2, "cosines": 3, "relabel": True}])
 def test_a_fit_that_was_cut_off_goes_on_to_the_same_numbers(grid, tmp_path, options):
     """Cut off twice, once in the middle of a pass over the data and once after some checks of the second half."""
     _, policies, data, _ = grid
@@ -340,11 +339,10 @@ def test_a_fit_that_was_cut_off_goes_on_to_the_same_numbers(grid, tmp_path, opti
         state.write_bytes(content)
 
 
-@pytest.mark.parametrize("layers", [1, 2])
-def test_the_written_out_gradient_equals_autograds(grid, layers):
+@pytest.mark.parametrize(("layers", "cosines"), [(1, 0), (2, 0), (1, 3), (2, 3)])
+def test_the_written_out_gradient_equals_autograds(grid, layers, cosines):
     _, _, data, _ = grid
-    work = begun(grid, layers=layers)
-    nets = work.nets
+    nets = begun(grid, layers=layers, cosines=cosines).nets
     batch = next(iter(data.batches(64, np.random.default_rng(0))))
     target = torch.randn(3, 64, generator=torch.Generator().manual_seed(0))
     slots = {name: torch.zeros_like(x) for name, x in nets.parameters.items()}
@@ -355,7 +353,9 @@ def test_the_written_out_gradient_equals_autograds(grid, layers):
     free = {name: x.clone().requires_grad_() for name, x in nets.parameters.items()}
     states = torch.from_numpy(batch.state[:, 0].astype(np.int64))
     time = torch.from_numpy(batch.t.astype(np.int64))
-    rows = (free["w1"][states] + free["w1_time"][time]).view(64, 3, -1).transpose(0, 1)  # [K, N, h]
+    table = np.cos(np.pi * (np.arange(4)[:, None] + 0.5) / 4 * np.arange(3)).astype(np.float32)
+    moments = torch.from_numpy(table) @ free["w1_time"] if cosines else free["w1_time"]  # [T, K * h]
+    rows = (free["w1"][states] + moments[time]).view(64, 3, -1).transpose(0, 1)  # [K, N, h]
     h = torch.relu(rows)
     if layers == 2:
         h = torch.relu(h @ free["w_mid"] + free["b_mid"])
@@ -386,6 +386,7 @@ def test_a_divergence_is_reported_not_returned(grid):
         ({"batch": 10**9}, "batch is 1000000000, expected a whole number from 1 to 1e.07"),
         ({"most_updates": 10**12}, "most_updates is 1000000000000, expected a whole number from 1 to 1e.08"),
         ({"average": 1.0}, "average is 1.0, expected a number from 0 to below 1"),
+        ({"cosines": 1}, "cosines is 1, expected 0 or at least 2: the first one is constant"),
         ({"layers": 3}, "layers is 3, expected a whole number from 1 to 2"),
         ({"relabel": 1}, "relabel is 1, expected true or false"),
     ],

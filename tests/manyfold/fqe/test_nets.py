@@ -23,20 +23,21 @@ def indices(seed=0):
 
 
 def two_layers(seed=0):
-    shape = dataclasses.replace(vectors().shape, layers=2)
+    shape = dataclasses.replace(vectors().shape, layers=2, cosines=3)
     rng = np.random.default_rng(seed)
     flat = torch.from_numpy(rng.normal(0, 0.5, nets.size(shape)).astype(np.float32))
     return ValueNets(shape, flat, torch.zeros(4), torch.ones(4), torch.ones(3))
 
 
-def test_predictions_of_two_layers_are_the_definitions():
+def test_predictions_of_two_layers_and_of_cosines_are_the_definitions():
     found = two_layers()
     p, h = {name: x.double().numpy() for name, x in found.parameters.items()}, found.shape.hidden
     state = np.random.default_rng(0).normal(size=4)
     predicted = found.predict(state[None], 2)[:, 0]
+    moment = [1, 0, -1]  # cos(0), cos(pi / 2), cos(pi): the third of five steps
     for k in range(3):
         columns = slice(k * h, (k + 1) * h)
-        first = np.maximum(state @ p["w1"][:, columns] + p["w1_time"][2, columns], 0)
+        first = np.maximum(state @ p["w1"][:, columns] + moment @ p["w1_time"][:, columns], 0)
         second = np.maximum(first @ p["w_mid"][k] + p["b_mid"][k, 0], 0)
         np.testing.assert_allclose(predicted[k], p["w2"][:, columns] @ second + p["b2"][k, 0], rtol=1e-4, atol=1e-5)
 
@@ -148,6 +149,7 @@ def overflow(path):
         (lambda p: set_shape(p, hidden=10**9), "flat does not have shape"),
         (lambda p: set_shape(p, n_states=10**9), "flat does not have shape"),
         (lambda p: set_shape(p, layers=2), "flat does not have shape"),
+        (lambda p: set_shape(p, cosines=-1), "cosines is -1, expected a whole number from 0 to 1e+09"),
         (lambda p: set_shape(p, layers=3), "layers is 3, expected a whole number from 1 to 2"),
         (lambda p: set_shape(p, width=5), "flat does not have shape"),
         (overflow, "flat does not have shape"),
