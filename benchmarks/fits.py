@@ -39,6 +39,7 @@ SETTINGS = {
     "two layers of 32": replace(BEFORE, hidden=32, layers=2),
     "two layers of 32, relabelled": replace(RELABELLED, hidden=32, layers=2),
     "two layers of 32, relabelled, 4 cosines": replace(RELABELLED, hidden=32, layers=2, cosines=4),
+    "two layers of 48, relabelled, 4 cosines": replace(RELABELLED, hidden=48, layers=2, cosines=4),
     "two layers of 64, relabelled, 4 cosines": replace(RELABELLED, layers=2, cosines=4),
 }
 
