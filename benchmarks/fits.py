@@ -87,7 +87,7 @@ def main(robots: list[str]) -> None:
     for robot in robots:
         with tempfile.TemporaryDirectory() as folder:
             found = compare(make(studies.read(robot), Path(folder)), SETTINGS)
-        rows = []
+        rows: list[tuple[str, ...]] = []
         for name, x in found.items():
             each = ", ".join(f"{share:.3f}" for share in x[:, 0])
             rows.append((name, f"{x[:, 0].mean():.3f}", each, f"{x[:, 1].mean():.1f} s"))
