@@ -96,7 +96,7 @@ def run(jobs: list[tuple[Study, int, Choice]], config: Config, data: Path) -> di
         for study, number, choice in jobs:
             group, job = Group(study, number, data), (study.name, number, choice)
             seen = [fingerprint(group.folder(stage)) for stage in ("targets", "offline")]
-            key = [config.batch, config.updates_per_step, config.most_updates, config.average, config.patience, seen]
+            key = [{**dataclasses.asdict(config), "hidden": choice[0], "learning_rate": choice[1]}, seen]
             path = work_folder("select", study, key, data) / f"{number}-{choice[0]}-{choice[1]:g}.json"
             if path.exists():
                 held_out, error = json.loads(path.read_text())

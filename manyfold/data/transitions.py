@@ -7,6 +7,7 @@ subset of tuples from unknown loggers. The schema's metadata says which environm
 Memory stays bounded as data grows: whole row groups, in random order, pass through a pool that is shuffled.
 """
 
+import copy
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -136,6 +137,17 @@ class Transitions:
         if self.rows == 0:
             raise ValueError(f"{path}: 0 rows, expected at least one logged transition")
         self._kept: dict[Part, Batch] = {}
+        self._other_steps = False
+
+    def relabelled(self) -> "Transitions":
+        """The same rows, each at a step t drawn from all of the horizon, the same one in every pass.
+
+        For environments whose dynamics and rewards don't depend on t. Rows of the last step keep theirs: whether their
+        episode ended there, or only the horizon did, cannot be known.
+        """
+        other = copy.copy(self)
+        other._kept, other._other_steps = {}, True
+        return other
 
     def batches(self, size: int, rng: np.random.Generator, part: Part = "all") -> Iterator[Batch]:
         """One pass over the rows in random order, in batches of `size` (the last one may be smaller)."""
@@ -213,6 +225,10 @@ class Transitions:
                 columns[name] = column.to_numpy(zero_copy_only=False)
         batch = Batch(**columns)
         _check_rows(f"{where}, column", batch, self.about)
+        if self._other_steps:
+            last, drawn = self.about.horizon - 1, np.random.default_rng(group.first)
+            steps = drawn.integers(self.about.horizon, size=group.rows, dtype=np.int16)
+            batch = batch._replace(t=np.where(batch.t == last, batch.t, steps))
         if part == "all":
             return batch
         held_out = _held_out(group.first, group.rows)

@@ -8,10 +8,10 @@ m = E[(R + G')^2 | s, a] is the second moment of the PDIS return under mu: the p
 episode is spent. The next value is an expectation over actions, not a sample; nothing is bootstrapped where an episode
 terminated or the horizon ends, and a truncated step (cut off before its horizon) still is.
 
-One hidden layer of ReLUs for each policy, all K as one batch of matrices, the gradient written out. The time enters as
-a learned row for each step t, not as the number t/T: values of neighbouring steps are then not tied to a line, which
-matters most for m, whose weights sum to more than 1 and which can otherwise run away. The target network is an
-exponential average of the trained one, and the average is what is returned.
+One or two hidden layers of ReLUs for each policy, all K as one batch of matrices, the gradient written out. The time
+enters as a learned row for each step t (or some cosines of t), not as the number t/T: values of neighbouring steps are
+then not tied to a line, which matters most for m, whose weights sum to more than 1 and which can otherwise run away.
+The target network is an exponential average of the trained one, and the average is what is returned.
 """
 
 import itertools
@@ -56,20 +56,29 @@ Weights = Callable[[NDArray[np.float32], Ints], NDArray[Any] | Bounded]  # (stat
 
 @dataclass(frozen=True)
 class Config:
-    """One hidden layer of 64 and Adam at 1e-3, as in the paper; the rest is ours."""
+    """As in the paper (`PAPER`): one hidden layer of 64 and Adam at 1e-3; what it does not say is ours."""
 
     hidden: int = 64
+    layers: int = 1  # hidden ones, 1 or 2
+    cosines: int = 0  # of t, from which the time's part is made, so that it is smooth; 0: a learned row for each step
     learning_rate: float = 1e-3  # falls linearly to 0 over the second half
     batch: int = 512
     updates_per_step: int = 150  # gradient steps for each step of the horizon, which values must travel back
     most_updates: int = 4500  # in all; where it cuts them, the target network follows as much faster
     average: float = 0.98  # of the target network, per update
     patience: int = 20  # checks of the held-out error without improvement, in the second half, before stopping
+    relabel: bool = False  # rows serve other steps t too, where dynamics and rewards don't depend on t
 
     def __post_init__(self) -> None:
         for name, most in (("hidden", 10**5), ("batch", 10**7), ("updates_per_step", 10**7), ("patience", 10**6)):
             check_number(name, getattr(self, name), 1, most)
         check_number("most_updates", self.most_updates, 1, 10**8)
+        check_number("layers", self.layers, 1, 2)
+        check_number("cosines", self.cosines, 0, 10**4)
+        if self.cosines == 1:
+            raise ValueError("cosines is 1, expected 0 or at least 2: the first one is constant")
+        if not isinstance(self.relabel, bool):
+            raise ValueError(f"relabel is {self.relabel!r}, expected true or false")
         for name in ("learning_rate", "average"):
             check_number(name, getattr(self, name), 0, 1, whole=False)
         if not 0 < self.learning_rate < 1:
@@ -86,7 +95,7 @@ class Config:
         return min(1.0, (1 - self.average) * (self.updates_per_step * horizon / self.updates(horizon)))
 
 
-DEFAULT = Config()
+PAPER = Config()
 
 
 class Diverged(ValueError):
@@ -118,7 +127,7 @@ def fit(
     reward: Reward,
     weights: Weights,
     rng: np.random.Generator,
-    config: Config = DEFAULT,
+    config: Config = PAPER,
     n_states: int = 0,
     progress: Callable[[Check, int], None] = lambda check, updates: None,
     state: Path | None = None,
@@ -157,6 +166,7 @@ class _Work:
         config: Config,
         n_states: int,
     ) -> None:
+        data = data.relabelled() if config.relabel else data
         self.data, self.reward, self.weights, self.seed, self.config = data, reward, weights, seed, config
         first = next(iter(data.batches(8192, np.random.default_rng([seed, 0]), "train")), None)
         if first is None or not len(first.t):
@@ -314,7 +324,16 @@ def _initialise(
     data: Transitions, rewards: NDArray[Any], first: Batch, n_states: int, config: Config, rng: np.random.Generator
 ) -> ValueNets:
     about = data.about
-    shape = Shape(about.horizon, about.n_actions, len(rewards), config.hidden, n_states, about.width)
+    shape = Shape(
+        about.horizon,
+        about.n_actions,
+        len(rewards),
+        config.hidden,
+        n_states,
+        about.width,
+        config.layers,
+        config.cosines,
+    )
     flat = torch.zeros(size(shape))
     p = views(shape, flat)
     generator = torch.Generator().manual_seed(int(rng.integers(2**62)))
@@ -322,8 +341,12 @@ def _initialise(
     p["w1"].uniform_(-limit, limit, generator=generator)
     ends = torch.empty(2, 1, shape.n_policies * config.hidden).uniform_(-limit, limit, generator=generator)
     part = (torch.arange(shape.horizon) / shape.horizon)[:, None]
-    p["w1_time"].copy_(ends[0] + part * ends[1])  # at first linear in t
-    p["w2"].uniform_(-(config.hidden**-0.5), config.hidden**-0.5, generator=generator)
+    if config.cosines:
+        p["w1_time"][:2].copy_(ends[:, 0])
+    else:
+        p["w1_time"].copy_(ends[0] + part * ends[1])  # at first linear in t
+    for name in ("w2", "w_mid")[: config.layers]:
+        p[name].uniform_(-(config.hidden**-0.5), config.hidden**-0.5, generator=generator)
     centre, spread = torch.zeros(about.width), torch.ones(about.width)
     if not n_states:
         centre = torch.from_numpy(first.state.mean(0))
@@ -339,16 +362,25 @@ def _add_gradient(nets: ValueNets, slots: dict[str, Tensor], batch: Batch, targe
     p, n = nets.parameters, len(batch.t)
     x, time = nets.inputs(batch.state, batch.t.astype(np.int64))
     h = nets.hidden((x, time))  # [N, K * h]
+    last = nets.last(h)  # [K, N, h]
     action = torch.from_numpy(batch.action.astype(np.int64))
     w = p["w2"].index_select(0, action)  # [N, K * h]
-    error = nets.apart(h * w).sum(-1).add_(p["b2"][:, 0].index_select(1, action)).sub_(target)  # [K, N]
+    error = (last * nets.apart(w)).sum(-1).add_(p["b2"][:, 0].index_select(1, action)).sub_(target)  # [K, N]
     d = error * (2 / of)
     taken = torch.nn.functional.one_hot(action, nets.shape.n_actions).float()  # [N, A]
-    nets.apart(slots["w2"]).add_(torch.bmm(d[:, None] * taken.T, nets.apart(h)))  # [K, A, h]
+    nets.apart(slots["w2"]).add_(torch.bmm(d[:, None] * taken.T, last))  # [K, A, h]
     slots["b2"][:, 0].addmm_(d, taken)
     w.view(n, nets.shape.n_policies, -1).mul_(d.T[..., None])
+    if nets.shape.layers == 2:
+        d_last = torch.ops.aten.threshold_backward(nets.apart(w), last, 0.0)  # [K, N, h]
+        slots["w_mid"].baddbmm_(nets.apart(h).mT, d_last)
+        slots["b_mid"].add_(d_last.sum(1, keepdim=True))
+        w = torch.bmm(d_last, p["w_mid"].mT).transpose(0, 1).reshape(n, -1)  # [N, K * h]
     d_h = torch.ops.aten.threshold_backward(w, h, 0.0)  # through the ReLUs
-    slots["w1_time"].index_add_(0, time, d_h)
+    if nets.shape.cosines:
+        slots["w1_time"].addmm_(nets.cosines(time).T, d_h)
+    else:
+        slots["w1_time"].index_add_(0, time, d_h)
     if nets.shape.n_states:
         slots["w1"].index_add_(0, x, d_h)
     else:

@@ -17,6 +17,7 @@ from manyfold.policies.base import check_steps
 
 VERSION = 4
 LIMIT = 10.0  # standardised states are clipped there
+OPTIONAL = {"layers": 1, "cosines": 0}  # of a shape; files don't name them where they are these
 
 
 class Check(NamedTuple):
@@ -37,6 +38,8 @@ class Shape:
     hidden: int
     n_states: int  # a state is an index, the input its one-hot; 0: it is a vector
     width: int  # of a state
+    layers: int = 1  # hidden ones, 1 or 2
+    cosines: int = 0  # of t, which make up the time's part of the first layer; 0: a row for each step
 
 
 class ValueNets:
@@ -62,9 +65,19 @@ class ValueNets:
         """Activations `[N, K * h]`."""
         x, time = inputs
         p = self.parameters
-        h = p["w1_time"].index_select(0, time)
+        h = self.cosines(time) @ p["w1_time"] if self.shape.cosines else p["w1_time"].index_select(0, time)
         h = h.add_(p["w1"].index_select(0, x)) if self.shape.n_states else h.addmm_(x, p["w1"])  # a one-hot is an index
         return h.relu_()
+
+    def cosines(self, time: Tensor) -> Tensor:
+        """cos(pi j (t + 1/2) / T) for j = 0, 1, ...; `[N, cosines]`."""
+        return torch.cos((time[:, None] + 0.5) * torch.arange(self.shape.cosines) * (torch.pi / self.shape.horizon))
+
+    def last(self, h: Tensor) -> Tensor:
+        """Activations of the last hidden layer from those of the first, `[N, K * h]` -> `[K, N, h]`."""
+        if self.shape.layers == 1:
+            return self.apart(h)
+        return torch.baddbmm(self.parameters["b_mid"], self.apart(h), self.parameters["w_mid"]).relu_()
 
     def apart(self, x: Tensor) -> Tensor:
         """A view with the policies first, `[N, K * h]` -> `[K, N, h]`."""
@@ -72,7 +85,7 @@ class ValueNets:
 
     def scaled(self, inputs: tuple[Tensor, Tensor]) -> Tensor:
         """Outputs before scaling, `[K, N, A]`."""
-        b2, w2, h = self.parameters["b2"], self.apart(self.parameters["w2"]), self.apart(self.hidden(inputs))
+        b2, w2, h = self.parameters["b2"], self.apart(self.parameters["w2"]), self.last(self.hidden(inputs))
         if self.shape.n_states:
             return torch.baddbmm(b2, h, w2.mT)
         return torch.baddbmm(b2.mT, w2, h.mT).mT  # the same product, three times as fast with the long side last
@@ -93,17 +106,20 @@ class ValueNets:
     def save(self, path: Path, curves: list["Check"] | None = None) -> None:
         """One safetensors file; the shape and the learning curves are in its description."""
         tensors = {"flat": self.flat, "centre": self.centre, "spread": self.spread, "scale": self.scale}
-        save_tensors(path, tensors, "values", VERSION, {"shape": asdict(self.shape), "curves": curves or []})
+        shape = {name: x for name, x in asdict(self.shape).items() if OPTIONAL.get(name) != x}
+        save_tensors(path, tensors, "values", VERSION, {"shape": shape, "curves": curves or []})
 
     @classmethod
     def load(cls, path: Path) -> tuple["ValueNets", list["Check"]]:
         """The nets and their learning curves; what doesn't fit is refused with one line."""
         tensors, about = load_tensors(path, "values", VERSION)
-        said, wanted = about.get("shape"), {field.name for field in fields(Shape)}
-        if not isinstance(said, dict) or said.keys() != wanted:
+        said, wanted = about.get("shape"), {field.name for field in fields(Shape)} - OPTIONAL.keys()
+        if not isinstance(said, dict) or said.keys() - OPTIONAL.keys() != wanted:
             raise ValueError(f"{path}: expected a shape with {', '.join(sorted(wanted))}; is it another program's?")
         for name in wanted:
             check_number(f"{path}: {name}", said[name], int(name != "n_states"), 10**9)
+        check_number(f"{path}: layers", said.get("layers", 1), 1, 2)
+        check_number(f"{path}: cosines", said.get("cosines", 0), 0, 10**9)
         shape = Shape(**said)
         expected = {"flat": (size(shape),), "centre": (shape.width,), "spread": (shape.width,)}
         expected["scale"] = (shape.n_policies,)
@@ -132,6 +148,8 @@ class ValueModule(nn.Module):
         super().__init__()
         self.shape = nets.shape
         tensors = {**nets.parameters, "centre": nets.centre, "spread": nets.spread, "scale": nets.scale}
+        if nets.shape.cosines:
+            tensors["w1_time"] = nets.cosines(torch.arange(self.shape.horizon)) @ tensors["w1_time"]  # [T, K * h]
         for name, x in tensors.items():
             self.register_buffer(name, x.clone(memory_format=torch.contiguous_format))
 
@@ -141,9 +159,11 @@ class ValueModule(nn.Module):
             h = p["w1"][obs[:, 0].long()]
         else:
             h = torch.matmul(((obs - p["centre"]) / p["spread"]).clamp(-LIMIT, LIMIT), p["w1"])
-        h = torch.relu(h + p["w1_time"][t]).view(-1, shape.n_policies, shape.hidden)
+        h = torch.relu(h + p["w1_time"][t]).view(-1, shape.n_policies, shape.hidden).transpose(0, 1)  # [K, N, h]
+        if shape.layers == 2:
+            h = torch.relu(torch.matmul(h, p["w_mid"]) + p["b_mid"])
         w2 = p["w2"].view(shape.n_actions, shape.n_policies, -1).permute(1, 2, 0)  # [K, h, A]
-        return (torch.matmul(h.transpose(0, 1), w2) + p["b2"]) * p["scale"][:, None, None]
+        return (torch.matmul(h, w2) + p["b2"]) * p["scale"][:, None, None]
 
 
 def curves_of(rows: Any) -> list[Check] | None:
@@ -166,9 +186,10 @@ def _shapes(shape: Shape) -> dict[str, tuple[int, ...]]:
     k, h, a = shape.n_policies, shape.hidden, shape.n_actions
     first: dict[str, tuple[int, ...]] = {
         "w1": (shape.n_states or shape.width, k * h),
-        "w1_time": (shape.horizon, k * h),
+        "w1_time": (shape.cosines or shape.horizon, k * h),
     }
-    return first | {"w2": (a, k * h), "b2": (k, 1, a)}
+    second: dict[str, tuple[int, ...]] = {"w_mid": (k, h, h), "b_mid": (k, 1, h)} if shape.layers == 2 else {}
+    return first | {"w2": (a, k * h), "b2": (k, 1, a)} | second
 
 
 def size(shape: Shape) -> int:

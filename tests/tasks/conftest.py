@@ -9,12 +9,15 @@ from tasks.studies import Study
 
 FIT = {
     "hidden": 64,
+    "layers": 1,
+    "cosines": 0,
     "learning_rate": 0.01,
     "batch": 512,
     "updates_per_step": 150,
     "most_updates": 4500,
     "average": 0.98,
     "patience": 20,
+    "relabel": False,
 }
 ROBOT_FIT = {**FIT, "hidden": 16, "updates_per_step": 5}
 PAPER = {"figure": 2, "mpe": [0.114, 115], "odi": [0.58, 583], "son": [1.287, 1253], "sodi": [1.413, 1413]}

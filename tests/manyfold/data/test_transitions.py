@@ -92,6 +92,28 @@ def test_held_out_rows_are_never_trained_on(tmp_path, pool_rows, monkeypatch):
     assert abs(len(parts[1]) / 20_000 - transitions.HELD_OUT) < 0.01
 
 
+@pytest.mark.parametrize("pool_rows", [300, 10**6])
+def test_relabelled_rows_differ_in_their_step_only(tmp_path, pool_rows, monkeypatch):
+    """Every step is as frequent as any other, in every pass the same; rows of the last one keep theirs."""
+    monkeypatch.setattr(transitions, "ROW_GROUP", 100)
+    data = Transitions(write(tmp_path / "a.parquet", 10_000), ABOUT, pool_rows)
+    passes = []
+    for seed in range(2):
+        found = list(data.relabelled().batches(64, np.random.default_rng(seed)))
+        rows = [np.concatenate(column) for column in zip(*found, strict=True)]
+        passes.append([column[np.argsort(rows[1][:, 0])] for column in rows])
+    steps, *others = passes[0]
+    expected = columns(10_000)
+    for name, column in zip(transitions.Batch._fields[1:], others, strict=True):
+        np.testing.assert_allclose(column, expected[name], rtol=1e-6)
+    np.testing.assert_array_equal(steps, passes[1][0])
+    last = expected["t"] == 4
+    assert (steps[last] == 4).all()
+    for t in range(4):  # whatever step it was logged at
+        assert np.bincount(steps[expected["t"] == t], minlength=5) == pytest.approx(400, abs=80)
+    np.testing.assert_array_equal(data.whole().t if data.whole() else expected["t"], expected["t"])
+
+
 def test_tuples_of_no_whole_episodes_and_unknown_loggers_are_as_good(tmp_path):
     rows = columns(1000)
     some = np.random.default_rng(0).permutation(1000)[:333]

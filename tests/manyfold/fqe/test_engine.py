@@ -10,7 +10,7 @@ from manyfold import exact
 from manyfold.data.transitions import About, Transitions, Writer
 from manyfold.envs.gridworld import Gridworld
 from manyfold.exact import FiniteMDP
-from manyfold.fqe import engine
+from manyfold.fqe import PAPER, engine
 from manyfold.fqe.problems import look_up, moment_reward
 from manyfold.rollout import rollout_tabular
 from tests.crafted import craft
@@ -155,6 +155,10 @@ def chain(path, weights=ones):
     return engine.fit(Transitions(path), plain(1), weights, np.random.default_rng(0), config)
 
 
+def test_the_papers_setting_is_one_layer_of_64_at_a_rate_of_one_thousandth():
+    assert (PAPER.layers, PAPER.hidden, PAPER.learning_rate, PAPER.relabel) == (1, 64, 1e-3, False)
+
+
 def test_what_is_kept_of_the_rows_changes_no_number(tmp_path, monkeypatch):
     kept = chain(tmp_path / "a.parquet")
     monkeypatch.setattr(engine, "MOST_KNOWN", 0)
@@ -170,6 +174,38 @@ def test_next_values_are_kept_inside_their_bounds(tmp_path, monkeypatch, low, hi
     monkeypatch.setattr(engine, "MOST_KNOWN", most)
     found = chain(tmp_path / "a.parquet", lambda s, t: engine.Bounded(ones(s, t), low * ones(s, t), high * ones(s, t)))
     np.testing.assert_allclose(found.nets.predict([[0], [1]], [0, 1])[0, :, 0], [first, 1], atol=0.05)
+
+
+@pytest.mark.parametrize("cosines", [0, 4])
+def test_two_layers_find_the_exact_q_too(grid, cosines):
+    mdp, policies, data, _ = grid
+    config = dataclasses.replace(QUICK, hidden=32, layers=2, cosines=cosines)
+    found = engine.fit(data, plain(3), look_up(policies), np.random.default_rng(0), config, n_states=16)
+    assert relative_error(found.nets.table(), exact.action_values(mdp, policies), visits(mdp, policies)) < 0.06
+
+
+def test_relabelled_rows_find_the_exact_q_of_steps_that_were_never_logged(tmp_path):
+    """Only rows of the first and of the last step are there: q of the others comes from the first one's."""
+    rng = np.random.default_rng(0)
+    moves = distributions(rng, (3, 2, 3))
+    mdp = FiniteMDP(moves, rng.standard_normal((3, 2)), [1 / 3] * 3, 4)
+    policies, n = distributions(rng, (2, 4, 3, 2)), 6000
+    state, action = rng.integers(3, size=n), rng.integers(2, size=n)
+    after = (rng.random((n, 1)) > moves[state, action, :-1].cumsum(-1)).sum(-1)
+    t = np.where(np.arange(n) % 4 == 3, 3, 0)
+    no = np.zeros(n, dtype=bool)
+    with Writer(tmp_path / "a.parquet", About("test", 4, 2, 1, 0)) as writer:
+        columns = {"episode": np.arange(n), "t": t, "state": state[:, None], "action": action, "truncated": no}
+        columns |= {"reward": mdp.rewards[state, action], "next_state": after[:, None], "terminated": t == 3}
+        writer.write(columns)
+    errors = []
+    for relabel in (False, True):
+        config = dataclasses.replace(QUICK, relabel=relabel)
+        found = engine.fit(
+            Transitions(tmp_path), plain(2), look_up(policies), np.random.default_rng(0), config, n_states=3
+        )
+        errors.append(relative_error(found.nets.table(), exact.action_values(mdp, policies), visits(mdp, policies)))
+    assert errors[1] < 0.05 < 0.2 < errors[0]
 
 
 def test_one_step_and_one_policy_is_the_reward(tmp_path):
@@ -258,10 +294,11 @@ class Stop(Exception):
     pass
 
 
-def test_a_fit_that_was_cut_off_goes_on_to_the_same_numbers(grid, tmp_path):
+@pytest.mark.parametrize("options", [{}, {"layers": 2, "cosines": 3, "relabel": True}])
+def test_a_fit_that_was_cut_off_goes_on_to_the_same_numbers(grid, tmp_path, options):
     """Cut off twice, once in the middle of a pass over the data and once after some checks of the second half."""
     _, policies, data, _ = grid
-    config = dataclasses.replace(QUICK, updates_per_step=75, batch=100)
+    config = dataclasses.replace(QUICK, updates_per_step=75, batch=100, **options)
     state = tmp_path / "state"
 
     def run(stop, path=None):
@@ -302,9 +339,10 @@ def test_a_fit_that_was_cut_off_goes_on_to_the_same_numbers(grid, tmp_path):
         state.write_bytes(content)
 
 
-def test_the_written_out_gradient_equals_autograds(grid):
-    _, _, data, q = grid
-    nets = q.nets
+@pytest.mark.parametrize(("layers", "cosines"), [(1, 0), (2, 0), (1, 3), (2, 3)])
+def test_the_written_out_gradient_equals_autograds(grid, layers, cosines):
+    _, _, data, _ = grid
+    nets = begun(grid, layers=layers, cosines=cosines).nets
     batch = next(iter(data.batches(64, np.random.default_rng(0))))
     target = torch.randn(3, 64, generator=torch.Generator().manual_seed(0))
     slots = {name: torch.zeros_like(x) for name, x in nets.parameters.items()}
@@ -315,8 +353,13 @@ def test_the_written_out_gradient_equals_autograds(grid):
     free = {name: x.clone().requires_grad_() for name, x in nets.parameters.items()}
     states = torch.from_numpy(batch.state[:, 0].astype(np.int64))
     time = torch.from_numpy(batch.t.astype(np.int64))
-    rows = (free["w1"][states] + free["w1_time"][time]).view(64, 3, -1).transpose(0, 1)  # [K, N, h]
-    out = torch.relu(rows) @ free["w2"].view(4, 3, -1).permute(1, 2, 0) + free["b2"]
+    table = np.cos(np.pi * (np.arange(4)[:, None] + 0.5) / 4 * np.arange(3)).astype(np.float32)
+    moments = torch.from_numpy(table) @ free["w1_time"] if cosines else free["w1_time"]  # [T, K * h]
+    rows = (free["w1"][states] + moments[time]).view(64, 3, -1).transpose(0, 1)  # [K, N, h]
+    h = torch.relu(rows)
+    if layers == 2:
+        h = torch.relu(h @ free["w_mid"] + free["b_mid"])
+    out = h @ free["w2"].view(4, 3, -1).permute(1, 2, 0) + free["b2"]
     taken = out[:, torch.arange(64), torch.from_numpy(batch.action.astype(np.int64))]
     loss = ((taken - target) ** 2).mean(1).sum()
     loss.backward()
@@ -343,6 +386,9 @@ def test_a_divergence_is_reported_not_returned(grid):
         ({"batch": 10**9}, "batch is 1000000000, expected a whole number from 1 to 1e.07"),
         ({"most_updates": 10**12}, "most_updates is 1000000000000, expected a whole number from 1 to 1e.08"),
         ({"average": 1.0}, "average is 1.0, expected a number from 0 to below 1"),
+        ({"cosines": 1}, "cosines is 1, expected 0 or at least 2: the first one is constant"),
+        ({"layers": 3}, "layers is 3, expected a whole number from 1 to 2"),
+        ({"relabel": 1}, "relabel is 1, expected true or false"),
     ],
 )
 def test_bad_hyperparameters_are_refused(change, message):

@@ -1,5 +1,7 @@
 """Value nets against one row computed by hand, and their files."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -18,6 +20,26 @@ def vectors(seed=0):
 
 def indices(seed=0):
     return value_nets(mlp_policies(k=3, horizon=5, n_actions=2, n_states=7), seed)
+
+
+def two_layers(seed=0):
+    shape = dataclasses.replace(vectors().shape, layers=2, cosines=3)
+    rng = np.random.default_rng(seed)
+    flat = torch.from_numpy(rng.normal(0, 0.5, nets.size(shape)).astype(np.float32))
+    return ValueNets(shape, flat, torch.zeros(4), torch.ones(4), torch.ones(3))
+
+
+def test_predictions_of_two_layers_and_of_cosines_are_the_definitions():
+    found = two_layers()
+    p, h = {name: x.double().numpy() for name, x in found.parameters.items()}, found.shape.hidden
+    state = np.random.default_rng(0).normal(size=4)
+    predicted = found.predict(state[None], 2)[:, 0]
+    moment = [1, 0, -1]  # cos(0), cos(pi / 2), cos(pi): the third of five steps
+    for k in range(3):
+        columns = slice(k * h, (k + 1) * h)
+        first = np.maximum(state @ p["w1"][:, columns] + moment @ p["w1_time"][:, columns], 0)
+        second = np.maximum(first @ p["w_mid"][k] + p["b_mid"][k, 0], 0)
+        np.testing.assert_allclose(predicted[k], p["w2"][:, columns] @ second + p["b2"][k, 0], rtol=1e-4, atol=1e-5)
 
 
 def test_predictions_of_vectors_are_the_definitions():
@@ -55,7 +77,7 @@ def test_a_state_far_outside_of_the_data_is_clipped():
     assert found.predict([[1e6]], 0) == found.predict([[nets.LIMIT]], 0) == 2 * (nets.LIMIT + 1) + 1
 
 
-@pytest.mark.parametrize("make", [vectors, indices])
+@pytest.mark.parametrize("make", [vectors, indices, two_layers])
 def test_the_module_for_export_computes_the_same(make):
     found = make()
     rng = np.random.default_rng(0)
@@ -83,7 +105,7 @@ def test_other_states_and_steps_are_refused(states, t, message):
         vectors().predict(states, t)
 
 
-@pytest.mark.parametrize("make", [vectors, indices])
+@pytest.mark.parametrize("make", [vectors, indices, two_layers])
 def test_saved_nets_and_curves_are_the_same(make, tmp_path):
     first = make()
     first.save(tmp_path / "q.safetensors", CURVES)
@@ -126,6 +148,9 @@ def overflow(path):
         (lambda p: set_shape(p, hidden=10**30), "hidden is 1000000000000000000000000000000, expected a whole number"),
         (lambda p: set_shape(p, hidden=10**9), "flat does not have shape"),
         (lambda p: set_shape(p, n_states=10**9), "flat does not have shape"),
+        (lambda p: set_shape(p, layers=2), "flat does not have shape"),
+        (lambda p: set_shape(p, cosines=-1), "cosines is -1, expected a whole number from 0 to 1e+09"),
+        (lambda p: set_shape(p, layers=3), "layers is 3, expected a whole number from 1 to 2"),
         (lambda p: set_shape(p, width=5), "flat does not have shape"),
         (overflow, "flat does not have shape"),
         (lambda p: craft(p, tensors={"scale": torch.ones(2)}), "scale does not have shape [3]"),
