@@ -27,7 +27,7 @@ from manyfold.arrays import Array, Bools, Ints, check_number, divide
 from manyfold.data.transitions import Batch, Part, Transitions
 from manyfold.design.behavior import Behavior, Fitted
 from manyfold.fqe.counting import count
-from manyfold.fqe.engine import DEFAULT, Bounded, Config, Diverged, fit
+from manyfold.fqe.engine import PAPER, Bounded, Config, Diverged, fit
 from manyfold.fqe.nets import Check
 from manyfold.fqe.problems import Problem
 from manyfold.policies.base import PolicySet
@@ -294,7 +294,7 @@ def forecast(
     behavior: Behavior,
     rows: Transitions,
     rng: np.random.Generator,
-    config: Config = DEFAULT,
+    config: Config = PAPER,
     progress: Callable[[float, Check], None] = lambda done, check: None,
     state: Callable[[str], Path | None] = lambda name: None,
 ) -> Prediction:
