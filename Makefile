@@ -7,7 +7,7 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 export MLFLOW_DISABLE_TELEMETRY := true
 export DO_NOT_TRACK := 1
 
-.PHONY: main paper report ui worker test test-slow lint format select calibrate bench bench-memory bench-learning cluster check setup clean
+.PHONY: main paper report ui worker test test-slow lint format select calibrate apart bench bench-memory bench-learning cluster check setup clean
 .DEFAULT_GOAL := main
 
 main: .venv/ready
@@ -58,6 +58,9 @@ select: .venv/ready
 
 calibrate: .venv/ready
 	$(BIN)/python -m tasks.calibrate
+
+apart: .venv/ready
+	$(BIN)/python -m tasks.apart
 
 cluster: .venv/ready
 	$(BIN)/python -m flows.cluster

@@ -11,6 +11,7 @@ for name in (
     "fqe_speed",
     "evaluate_speed",
     "robots_speed",
+    "pool_speed",
     "pipeline_overhead",
 ):
     subprocess.run([sys.executable, "-m", f"benchmarks.{name}"], check=True)

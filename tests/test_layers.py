@@ -57,7 +57,8 @@ NAME = re.compile(rf"(?<![\w-])({'|'.join(sorted(map(re.escape, NAMES), key=len,
 KINDS = {"gridworld", "mujoco", "gymnasium"}  # of environments, in params.yaml
 CLASSES = {"Gridworld", "BinnedMujoco", "GymnasiumEnvironment", "Finite"}
 REGISTRY = {"tasks/studies.py", "manyfold/envs/binned_mujoco.py"}
-EXPERIMENTS = {"tasks/calibrate.py"}  # is of Gridworld 1,000 by what it is: which rule puts it where the paper is
+# Of Gridworld 1,000 by what they are: which rule puts it where the paper is, and what if policies are further apart.
+EXPERIMENTS = {"tasks/calibrate.py", "tasks/apart.py"}
 
 
 def excused(tree):
