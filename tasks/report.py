@@ -209,25 +209,28 @@ def plans(study: Study, data: Path) -> list[dict[str, Any]]:
     return [json.loads(path.read_text()) for path in sorted(folder.glob("group-*/behavior.json"))]
 
 
-def expected(study: Study, data: Path) -> str:
-    """MPE's relative variance as predicted from logged data alone; nothing where the plans are not there."""
+def expected(study: Study, data: Path, of: str = "mpe") -> str:
+    """An estimator's relative variance as predicted from logged data alone; nothing where the plans are not there."""
     promised = plans(study, data)
-    foreseen = [plan["relative_variance"] for plan in promised if plan["relative_variance"] is not None]
+    foreseen = [plan["relative_variances"][of] for plan in promised]
     if not promised:
         return ""
-    return f"{np.mean(foreseen):.1%}" if len(foreseen) == len(promised) else "an explosion in some groups instead"
+    return f"{np.mean(foreseen):.1%}" if None not in foreseen else "something unknown in some groups"
 
 
 def verdict(study: Study, data: Path) -> str:
     """What was expected before any online episode, and what was found."""
     found = read_metrics(study.name, data)
-    mpe, baseline = (found["relative_variance"][name] for name in ("mpe", "mpe_baseline"))
-    episodes = found["episodes_to_match"]
-    return (
-        f"Expected {expected(study, data)} of on-policy's variance from logged data alone, found {mpe:.1%}: "
-        f"{episodes['mpe']:.0f} episodes of one behavior policy match {found['episodes']:,} on-policy ones; "
-        f"with q as a baseline {baseline:.1%}, {episodes['mpe_baseline']:.0f} episodes."
-    )
+    variance, episodes = found["relative_variance"], found["episodes_to_match"]
+    sentences = [
+        f"Of on-policy's variance, logged data alone let expect {expected(study, data, of)} of {name}, found "
+        f"{variance[of]:.1%}: {episodes[of]:.0f} {what} match {found['episodes']:,} on-policy ones"
+        for of, name, what in (("pooled", "pooled", "episodes"), ("mpe", "MPE", "episodes of one behavior policy"))
+    ]
+    least = f"with q as a baseline {variance['mpe_baseline']:.1%}, {episodes['mpe_baseline']:.0f} episodes"
+    advised = [plan["recommended"] for plan in plans(study, data)]
+    counts = ", ".join(f"{x or 'a pilot'} in {advised.count(x)}" for x in dict.fromkeys(advised))
+    return f"{'. '.join(sentences)}; {least}. Recommended before any of it: {counts} of {len(advised)} groups."
 
 
 def build(study: Study, data: Path) -> Path:

@@ -131,7 +131,7 @@ def test_the_report_has_tables_in_three_forms_and_figures_in_two(data):
         assert "SON, balanced" in (out / f"{name}.svg").read_text() or name == "policies"
     for name in ("behavior", "card"):
         assert (out / f"{name}.png").read_bytes().startswith(b"\x89PNG")
-    assert (out / "verdict.txt").read_text().startswith("Expected ")
+    assert (out / "verdict.txt").read_text().startswith("Of on-policy's variance, ")
 
 
 def test_the_report_is_printed_and_joined(data, capsys):
