@@ -82,7 +82,7 @@ def test_curves_start_at_on_policys_error(data):
 def test_the_stage_prints_its_table(data):
     rows = STAGE.describe(data / "evaluate" / ENV)
     assert [row[0] for row in rows] == list(ESTIMATORS)
-    assert rows[0][5] == "300"
+    assert rows[0][4] == "300"
 
 
 @pytest.mark.parametrize(
