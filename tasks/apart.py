@@ -52,6 +52,7 @@ class Amount:
     logged: int | None  # offline episodes; None: as params.yaml says
     episodes: int  # online, of each set of loggers
     runs: int  # of that many episodes each
+    pools: int  # the same, of pooled evaluation as the library has it
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ class Training:
 GRIDWORLD = "gridworld-1000"
 WIDTHS = (150_000, 80_000, 40_000, 20_000, 8_500, 3_000)  # the longest first, so that cores end at the same time
 ROBOT_WIDTHS = (16_000, 8_500, 4_000, 2_500)
-EXACT, SAMPLED, TRAINED = Amount(30, None, 2000, 10), Amount(3, 600, 600, 1), Amount(1, 400, 2000, 1)
+EXACT, SAMPLED, TRAINED = Amount(30, None, 2000, 10, 1), Amount(3, 600, 600, 1, 1), Amount(1, 400, 2000, 1, 5)
 K = 8  # checkpoints of a training
 # The widest set is a whole training from its first checkpoint on; the others begin with its third.
 TRAININGS = {
@@ -189,10 +190,21 @@ def variances(group: Group, amount: Amount) -> dict[str, Array]:
 
 
 def library(group: Group, amount: Amount) -> dict[str, Array]:
-    """The same of pooled evaluation as the library has it, from one run: with the fitted q, and with nothing logged."""
-    rng = stream("apart", group.study.name, group.number, "pool")
-    episodes = collect(group.environment(), group.policies(), amount.episodes, rng)
-    return {"pooled": pool(episodes, group.values("q")).variance, "nothing_logged": pool(episodes).variance}
+    """The same of pooled evaluation as the library has it: with the fitted q, and with nothing logged.
+
+    Where nothing is exact, on-policy MC's is that of the same episodes: with another sample's, a policy whose returns
+    vary once in 250 episodes would have any ratio.
+    """
+    env, policies, q_nets, found = group.environment(), group.policies(), group.values("q"), []
+    for run in range(amount.pools):
+        rng = stream("apart", group.study.name, group.number, "pool", run)
+        episodes = collect(env, policies, amount.episodes, rng)
+        logged, alone = pool(episodes, q_nets), pool(episodes)
+        found.append(
+            {"pooled": logged.variance, "nothing_logged": alone.variance, "on_policy": alone.on_policy_variance}
+        )
+    names = [name for name in found[0] if env.mdp() is None or name != "on_policy"]
+    return {name: np.mean([one[name] for one in found], 0) for name in names}
 
 
 def relative(found: Array) -> tuple[Array, Array]:

@@ -17,7 +17,8 @@ controls, which all have mean 0 under the mixture:
 An episode's value is own + coefficients times controls. The coefficients come from the other folds of the same episodes
 (folds hold every logger in its share), so the estimate is exactly unbiased. Which controls are used, fitted or not, is
 decided by cross-validation within those other folds: recipes are averaged, weighted by one over the third power of
-their variance within loggers there. `own` is one of the recipes, so what the controls cannot do costs little.
+their variance within loggers there (after few rounds, that of all policies together). `own` is one of the recipes, so
+what the controls cannot do costs little.
 """
 
 from collections.abc import Sequence
@@ -32,6 +33,7 @@ from manyfold.arrays import Array, Bools, Ints, check_number, check_shape
 FOLDS = 5
 RIDGE = 0.1  # of correlations between controls; 0.03 and 0.3 side by side were no better over 50 random sets
 SHARP = 3  # recipes are averaged, weighted by this power of one over their variance; the best alone was worse
+LENT = 5  # rounds: all policies together count as so many of one policy's own when recipes are weighed
 FIXED = 3  # columns before the baselines': own, whole - own, decisions
 
 
@@ -198,7 +200,9 @@ def combine(
     values, chosen, fitted = np.empty((k, n)), [], np.empty((folds, k, b))
     for f in range(folds):
         x = _matrix(found, f)  # [K, N, C]
-        picked, coefficients = _choose(x, logger, fold, [g for g in range(folds) if g != f], choices)
+        picked, coefficients = _choose(
+            x, logger, fold, [g for g in range(folds) if g != f], choices, len(found.loggers)
+        )
         here = fold == f
         values[:, here] = np.einsum("knc,kc->kn", x[:, here], coefficients)
         chosen.append(tuple(choices[i].name for i in picked))
@@ -213,21 +217,29 @@ def _matrix(found: Columns, f: int) -> Array:
     return np.concatenate([x, np.broadcast_to(found.loggers.T, (*x.shape[:2], len(found.loggers)))], -1)
 
 
-def _choose(x: Array, logger: Ints, fold: Ints, train: list[int], choices: list[Recipe]) -> tuple[Ints, Array]:
+def _choose(
+    x: Array, logger: Ints, fold: Ints, train: list[int], choices: list[Recipe], loggers: int
+) -> tuple[Ints, Array]:
     """The recipe of the smallest cross-validated variance within loggers, and its coefficients, `[K]` and `[K, C]`."""
     parts = [x[:, fold == g] for g in train]
     first, second = np.stack([part.sum(1) for part in parts]), np.stack([part.mT @ part for part in parts])
     sizes = np.array([part.shape[1] for part in parts])
-    return choose(first, second, sizes, np.stack(_within(x, logger, fold, train)), choices)
+    return choose(first, second, sizes, np.stack(_within(x, logger, fold, train)), choices, loggers)
 
 
-def choose(first: Array, second: Array, sizes: Array, within: Array, choices: list[Recipe]) -> tuple[Ints, Array]:
+def choose(
+    first: Array, second: Array, sizes: Array, within: Array, choices: list[Recipe], loggers: int
+) -> tuple[Ints, Array]:
     """The best recipe and all of them averaged, `[..., K]` and `[..., K, C]`, from the moments of G training folds.
 
     Args:
         first, second: sums of x and of its products over each fold, `[G, ..., K, C]` and `[G, ..., K, C, C]`.
         sizes: episodes of each fold, `[G]` or `[G, ...]`.
         within: products of x about its loggers' means, `[G, ..., K, C, C]`.
+        choices: `recipes`, `own` first.
+
+    From a few rounds nobody can tell one policy's recipes apart, so each borrows from all: what a recipe leaves of
+    on-policy MC's variance, of all policies together, counts as LENT rounds.
     """
     n = sizes.reshape(*sizes.shape, *[1] * (first.ndim - sizes.ndim))  # [G, ..., 1, 1]
 
@@ -242,7 +254,11 @@ def choose(first: Array, second: Array, sizes: Array, within: Array, choices: li
     for fits in ridges(covariances, choices):
         coefficients.append(fits[0])
         scores.append(np.einsum("...c,...cd,...d->...", fits[1:], within, fits[1:], optimize=True).sum(0))
-    found, least = np.stack(scores), np.min(scores, 0)
+    found = np.stack(scores)
+    own, total = found[:1], found.sum(-1, keepdims=True)
+    relative = np.divide(total, total[:1], out=np.ones_like(total), where=total[:1] > 0)
+    found = found + LENT * loggers / n.sum(0)[..., 0] * own * relative
+    least = found.min(0)
     weights = np.where(found > least, np.divide(least, found, out=np.ones_like(found), where=found > 0) ** SHARP, 1.0)
     weights /= weights.sum(0)
     return weights.argmax(0), np.einsum("r...,r...c->...c", weights, np.stack(coefficients))
@@ -330,7 +346,7 @@ def at_points(found: Columns, points: Ints) -> tuple[Array, Array]:
         means = s.sum(0) / n.sum(0)[:, None, None, None]  # [points, K, J, C]
         cross = s.mT @ means[None]  # [G, points, K, C, C]
         spread = second[train][:, at] - cross - cross.mT + n[:, :, None, None, None] * (means.mT @ means)[None]
-        _, fitted = choose(first[train][:, at], second[train][:, at], n * j, spread, choices)
+        _, fitted = choose(first[train][:, at], second[train][:, at], n * j, spread, choices, j)
         coefficients[f] = fitted[latest]
     out[many] = np.einsum("gpkc,gpkc->pk", first, coefficients) / points[many][:, None]
     values = np.empty((k, rounds[-1], j))

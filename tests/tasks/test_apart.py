@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from manyfold import exact
+from manyfold.estimate.evaluation import collect, pool
 from manyfold.estimate.loggers import logging_of
 from manyfold.estimate.methods import METHODS, pdis
 from manyfold.streams import stream
@@ -26,8 +27,8 @@ def small(monkeypatch):
     monkeypatch.setattr(studies, "read", lambda name: known[name])
     monkeypatch.setattr(apart, "WIDTHS", (1600, 600))
     monkeypatch.setattr(apart, "ROBOT_WIDTHS", (600,))
-    monkeypatch.setattr(apart, "EXACT", Amount(2, 60, 60, 2))
-    monkeypatch.setattr(apart, "SAMPLED", Amount(2, 60, 60, 1))
+    monkeypatch.setattr(apart, "EXACT", Amount(2, 60, 60, 2, 1))
+    monkeypatch.setattr(apart, "SAMPLED", Amount(2, 60, 60, 1, 1))
 
 
 def table(path):
@@ -77,14 +78,14 @@ def test_variances_are_the_pools_where_nothing_is_exact(small, tmp_path, capsys)
     for number in (0, 1):
         group = Group(point.study, number, point.data)
         logging = logging_of(group.environment(), design(group))
-        returns = {}
-        for loggers in ("targets", "mu"):
-            rng = stream("apart", PENDULUM.name, number, loggers, 0)
-            returns[loggers] = np.concatenate([pdis(block) for block in logging.log(loggers, 60, rng)], -1)
-        own = [3 * returns["targets"][k, k::3].var(ddof=1) for k in range(3)]
+        rng = stream("apart", PENDULUM.name, number, "mu", 0)
+        returns = np.concatenate([pdis(block) for block in logging.log("mu", 60, rng)], -1)
+        rng = stream("apart", PENDULUM.name, number, "pool", 0)
+        alone = pool(collect(group.environment(), group.policies(), 60, rng)).own_returns
+        own = [3 * one.var(ddof=1) for one in alone]
         names = list(METHODS)
         np.testing.assert_allclose(found[number, names.index("on_policy")], own)
-        np.testing.assert_allclose(found[number, names.index("mpe")], returns["mu"].var(-1, ddof=1))
+        np.testing.assert_allclose(found[number, names.index("mpe")], returns.var(-1, ddof=1))
 
 
 def test_checkpoints_of_a_training_are_measured_beside_the_gridworld(small, tmp_path, capsys, monkeypatch):
@@ -92,7 +93,7 @@ def test_checkpoints_of_a_training_are_measured_beside_the_gridworld(small, tmp_
     monkeypatch.setattr(apart, "WIDTHS", (600,))
     monkeypatch.setattr(apart, "K", 2)
     monkeypatch.setattr(apart, "TRAININGS", {"CartPole": Training("CartPole-v1", 50, (4, 1), 5)})
-    monkeypatch.setattr(apart, "TRAINED", Amount(1, 20, 20, 1))
+    monkeypatch.setattr(apart, "TRAINED", Amount(1, 20, 20, 1, 2))
     assert apart.main(["--workers", "1", "--data", str(tmp_path)]) == 0
     _, rows = table(tmp_path / "apart" / "all.md")
     assert [row[1] for row in rows] == ["600", "205", "819"]
