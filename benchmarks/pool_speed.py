@@ -1,8 +1,8 @@
 """What estimating costs beside the rollouts: `OMP_NUM_THREADS=1 python -m benchmarks.pool_speed hopper ant`.
 
 2,000 episodes of ten PPO checkpoints in turns; then everything that pooled evaluation does with them, nothing logged:
-weights, regressions, folds, recipes. One thread (NumPy's second one only waits, and counts), CPU time of both. And what it gives: the variance relative to
-on-policy MC with as many episodes, of all policies together and of the worst one.
+weights, regressions, folds, recipes. One thread (NumPy's second one only waits, and counts), CPU time of both. And what
+it gives: the variance relative to on-policy MC with as many episodes, of all policies together and of the worst one.
 """
 
 import time
