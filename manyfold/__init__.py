@@ -11,7 +11,6 @@ What is public (everything else may change without notice):
     Behavior, variance_problem, predict, forecast, recommend, cost, verdict, export
                                                                           mu and ODI, what they and others promise
     evaluate, collect, pool, combine, plan, first_states, Estimate        K policies from their own episodes in turns
-    sample, decide, winner, Sample, Decision; the module intervals        who is best, and how sure that is
     ESTIMATORS, METHODS, RETURNS, rollout_tabular, in_turns, pooled_truth online episodes and what they say
     FiniteMDP; the modules exact, similarity, estimators, diagnostics and rollout
                                                                           exact dynamic programming, Theorems 3 and 4,
@@ -49,12 +48,7 @@ _PUBLIC = {
     "Transitions": "data.transitions",
     "ValueNets": "fqe.nets",
     "Writer": "data.transitions",
-    "Decision": "estimate.ranking",
-    "Sample": "estimate.intervals",
     "collect": "estimate.evaluation",
-    "decide": "estimate.ranking",
-    "sample": "estimate.intervals",
-    "winner": "estimate.ranking",
     "combine": "estimate.evaluation",
     "evaluate": "estimate.evaluation",
     "cost": "design.prediction",
@@ -77,11 +71,7 @@ _PUBLIC = {
     "verdict": "design.prediction",
 }
 _RENAMED = {"FitConfig": ("fqe.engine", "Config"), "load_policies": ("policies", "load")}
-_MODULES = {
-    "diagnostics": "estimate.diagnostics",
-    "estimators": "estimate.estimators",
-    "intervals": "estimate.intervals",
-}
+_MODULES = {"diagnostics": "estimate.diagnostics", "estimators": "estimate.estimators"}
 
 __all__ = ["__version__", "exact", "rollout", "similarity", *_MODULES, *_PUBLIC, *_RENAMED]
 

@@ -1,0 +1,95 @@
+"""Decisions: hand-made cases, ties, wrong decisions by simulation, the winner's curse."""
+
+import numpy as np
+import pytest
+
+from manyfold.estimate.intervals import Sample, sample
+from manyfold.estimate.ranking import decide, p_best, probability, winner
+
+
+def known(mean, error):
+    """A sample with these independent errors."""
+    mean = np.asarray(mean, dtype=float)
+    cov = np.diag(np.full(len(mean), float(error) ** 2))[None]
+    return Sample(tuple(f"p{i}" for i in range(len(mean))), mean, cov, np.array([1e6]), 1000)
+
+
+@pytest.mark.parametrize("anytime", [False, True])
+def test_far_apart_policies_are_ordered(anytime):
+    said = decide(known([1, 3, 2], 0.01), anytime=anytime)
+    assert said.best == 1
+    assert said.order_known
+    assert said.order.tolist() == [1, 2, 0]
+    low, high = said.ranks
+    assert low.tolist() == high.tolist() == [3, 1, 2]
+    assert "p1 is the best" in said.verdict
+    assert str(said).splitlines()[1].split()[:2] == ["p1", "3"]
+    assert probability(said.p_best[1]) == ">0.999"
+
+
+def test_near_policies_are_not_told_apart():
+    said = decide(known([1, 1.01, 5, 5.01], 0.1))
+    low, high = said.ranks
+    assert said.best is None
+    assert not said.order_known
+    assert low.tolist() == [3, 3, 1, 1]
+    assert high.tolist() == [4, 4, 2, 2]
+    assert said.may_be_best.tolist() == [False, False, True, True]
+    assert "p3, p2 may be" in said.verdict
+    assert np.isclose(said.p_best.sum(), 1)
+    assert said.p_best[3] > said.p_best[2] > 0.4
+
+
+def test_equal_policies_share_and_one_policy_has_nothing_to_compare():
+    said = decide(sample(np.ones((3, 5))))
+    assert np.allclose(said.p_best, 1 / 3)
+    assert said.best is None
+    assert not said.told_apart.any()
+    assert np.allclose(said.interval.low, 1)
+    assert np.allclose(said.interval.high, 1)
+    one = decide(sample([[1.0, 2.0]]))
+    assert one.best == 0
+    assert one.p_best == [1]
+    assert "nothing to compare" in one.verdict
+    twins = np.random.default_rng(0).normal(size=30)
+    assert np.allclose(p_best(sample(np.stack([twins, twins]))), 0.5)
+
+
+@pytest.mark.parametrize("anytime", [False, True])
+def test_a_wrong_best_is_claimed_seldom(anytime):
+    rng, wrong, runs = np.random.default_rng(3), 0, 400
+    truth = np.array([0.0, 0.0, -0.2, -1.0])
+    for _ in range(runs):
+        x = truth[:, None] - 1e-9 * np.arange(4)[:, None] + rng.normal(size=(4, 20)) + rng.normal(size=20)
+        said = decide(sample(x), anytime=anytime)
+        wrong += said.best not in (None, 0)
+    assert wrong / runs <= 0.05 + 2 * np.sqrt(0.05 * 0.95 / runs)
+
+
+def test_the_winners_curse_is_corrected():
+    rng, naive, fresh = np.random.default_rng(4), [], []
+    for _ in range(300):
+        found = winner(rng.normal(size=(20, 40)))
+        naive.append(found.value)
+        fresh.append(found.fresh)
+    assert np.mean(naive) > 0.25  # 1.87 standard errors of 0.158
+    assert abs(np.mean(fresh)) < 3 * np.std(fresh) / np.sqrt(300)
+
+
+def test_the_winner_keeps_loggers_and_says_when_there_are_too_few():
+    x = np.arange(8.0).reshape(2, 4)
+    few = winner(x[:, :2])
+    assert np.isnan(few.fresh)
+    assert "too few" in few.describe(("a", "b"))
+    found = winner(x, np.array([0, 1, 0, 1]), np.array([0, 0, 0, 0]))
+    assert found.policy == 1
+    assert np.isclose(found.value, 5.5)
+    plenty = winner(np.random.default_rng(0).normal(size=(2, 40)), np.arange(40) % 2)
+    assert "did not choose" in plenty.describe(("a", "b"))
+
+
+def test_rows_stay_short_with_many_policies():
+    said = decide(known(np.zeros(50), 1.0))
+    assert len(said.rows()) == 51
+    assert all("and 46 more" in row[-1] for row in said.rows()[1:])
+    assert "and 47 more may be" in said.verdict
