@@ -1,7 +1,7 @@
 """Stage `evaluate`: the online runs of all estimators for each group; then the metrics over all groups.
 
-Per-run estimates are in data/evaluate/<study>/runs/<group>/runs.safetensors, what they say together in metrics.json and
-curves.csv beside them.
+Per-run estimates are in data/evaluate/<study>/runs/<group>/runs.safetensors, what could be decided of the first run in
+decisions.json beside it; what all say together in metrics.json and curves.csv of the study, with group 0's decisions.
 
 Where the environment is a finite MDP, the runs are independent and the truth is exact. Elsewhere they are drawn from a
 pool of episodes, each run without replacement; so they overlap, and variances and the check for bias are taken from the
@@ -9,12 +9,13 @@ whole pool instead. The truth then comes from on-policy episodes of its own.
 """
 
 import csv
+import itertools
 import json
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,7 +24,7 @@ from manyfold import exact
 from manyfold.arrays import Array, Ints
 from manyfold.data.episodes import Padded
 from manyfold.envs import Environment
-from manyfold.estimate import runs, summary
+from manyfold.estimate import coverage, intervals, ranking, runs, summary
 from manyfold.estimate.loggers import logging_of
 from manyfold.estimate.methods import LOGGERS, METHODS, Loggers
 from manyfold.files import atomic, atomic_folder, load_tensors, save_tensors, write_json
@@ -41,6 +42,9 @@ from tasks.studies import Study, group_name
 
 NEEDS = ("targets", "q", "q_hat", "behavior")
 MOST = 10_000_000  # episodes
+COVERED = ("on_policy", "mpe", "mpe_baseline", "pooled")  # estimators whose intervals are held against the truth
+COVERED_RUNS, COVERED_ROUNDS = 4, 10  # of each group, and after so many rounds
+DECIDED = "pooled"  # the estimator whose decisions are shown
 
 
 class Protocol(NamedTuple):
@@ -95,6 +99,7 @@ class Result(NamedTuple):
     pool: Array | None = None  # estimates from the whole pool and their standard errors, [2, E, K]
     truth_error: Array | None = None  # standard error of the truth where it is not exact, [K]
     variance_error: Array | None = None  # standard errors of the pool's variances, [E, K]
+    coverage: Array | None = None  # share of the first runs' intervals that hold, [len(COVERED), len(coverage.KINDS)]
 
     def save(self, path: Path) -> None:
         """One file with a checksum."""
@@ -115,12 +120,12 @@ class Result(NamedTuple):
         return cls(**{name: x.numpy() for name, x in tensors.items()})
 
 
-def evaluate_exact(group: Group, env: Environment, mdp: FiniteMDP, protocol: Protocol) -> Result:
-    """Independent runs, and the truth by dynamic programming."""
+def evaluate_exact(group: Group, env: Environment, mdp: FiniteMDP, protocol: Protocol) -> tuple[Result, dict[str, Any]]:
+    """Independent runs, the truth by dynamic programming, and the first run's decisions."""
     behavior = design(group)
     (targets, q, q_hat), mu, odi = behavior.tables()
     logging, at, name = logging_of(env, behavior), points(protocol, len(targets)), group.study.name
-    found = []
+    found, covered, truth = [], [], exact.values(mdp, targets)
 
     def rng_of(loggers: Loggers, run: int) -> np.random.Generator:
         return stream("evaluate", name, group.number, loggers, run)
@@ -131,28 +136,84 @@ def evaluate_exact(group: Group, env: Environment, mdp: FiniteMDP, protocol: Pro
             (episodes,) = logging.log(loggers, protocol.episodes, rng_of(loggers, run))
             return episodes
 
-        found.append(runs.run(log, at))
+        values = runs.logged(log)
+        found.append(runs.estimates(values, at))
+        if run < COVERED_RUNS:
+            covered.append(values)
     first: runs.Values = {}
     for loggers in LOGGERS:
         first |= runs.returns(logging.log(loggers, protocol.episodes, rng_of(loggers, 0)), loggers, health=True)
     health = runs.health(first)
     known = exact.estimator_variances(mdp, targets, q_hat, q, (mu, odi))
     unknown = np.full(len(targets), np.nan)
-    return Result(
+    result = Result(
         np.stack([f.estimates for f in found]),
         np.stack([f.variances for f in found]),
-        exact.values(mdp, targets),
+        truth,
         np.stack([known.get(name, unknown) for name in METHODS]),
         at,
         health.untrusted.astype(np.float64),
         health.steps,
+        coverage=covered_shares(covered, truth, protocol.episodes),
     )
+    return result, decisions(covered[0], group.policies().names, protocol.episodes)
+
+
+def covered_shares(covered: list[runs.Values], truth: Array, episodes: int) -> Array:
+    """The share of the 95% intervals of these runs that hold, `[len(COVERED), len(coverage.KINDS)]`."""
+    points = np.array([min(COVERED_ROUNDS * len(truth), episodes)])
+    found = coverage.of_runs(COVERED, covered, truth, points, episodes)
+    return np.array([coverage.shares(found[name])[0] for name in COVERED])
+
+
+def decisions(values: runs.Values, names: tuple[str, ...], episodes: int, alpha: float = 0.05) -> dict[str, Any]:
+    """What could be decided of one run at any time, look after look, and at its end."""
+    k, seen = len(names), []
+    for rounds in coverage.looks(episodes // k):
+        found = coverage.sample_of(DECIDED, values, rounds * k, names)
+        seen.append({"episodes": found.units} | decision_of(ranking.decide(found, alpha, anytime=True)))
+    made, logger, fold = coverage.values_of(DECIDED, values, episodes)
+    last = ranking.decide(intervals.sample(made, logger, fold, names), alpha)
+    best, (rank_low, rank_high) = last.best, last.ranks
+    final = {"episodes": episodes} | decision_of(last)
+    final |= {
+        "difference_low": rounded(last.difference.low),
+        "difference_high": rounded(last.difference.high),
+        "rank_low": rank_low.tolist(),
+        "rank_high": rank_high.tolist(),
+        "best": best,
+        "verdict": last.verdict,
+        "rows": [list(row) for row in last.rows()],
+        "winner": {name: rounded(x) for name, x in ranking.winner(made, logger, fold)._asdict().items()},
+    }
+    return {"policies": list(names), "alpha": alpha, "estimator": DECIDED, "looks": seen, "final": final}
+
+
+def decision_of(found: ranking.Decision) -> dict[str, Any]:
+    """The numbers that every look has."""
+    numbers = {
+        "mean": found.sample.mean,
+        "low": found.interval.low,
+        "high": found.interval.high,
+        "p_best": found.p_best,
+    }
+    return {name: rounded(x) for name, x in numbers.items()} | {"may_be_best": found.may_be_best.tolist()}
+
+
+def rounded(x: Any, digits: int = 6) -> Any:
+    """Numbers, arrays of them too, as JSON has them: none where there is none."""
+    if isinstance(x, list | np.ndarray):
+        return [rounded(one, digits) for one in x]
+    return x if isinstance(x, int) else round(float(x), digits) if np.isfinite(x) else None
 
 
 def evaluate_pool(
     group: Group, env: Environment, protocol: Protocol, work: Path, tick: Callable[[int], None]
-) -> Result:
-    """Runs drawn from a pool, and the truth from other episodes; each set of episodes is cached in `work`."""
+) -> tuple[Result, dict[str, Any]]:
+    """Runs drawn from a pool, the truth from other episodes, and the first run's decisions.
+
+    Each set of episodes is cached in `work`.
+    """
     logging, name, number = logging_of(env, design(group)), group.study.name, group.number
     values: runs.Values = {}
     for i, loggers in enumerate(LOGGERS):
@@ -175,9 +236,11 @@ def evaluate_pool(
     protocol = protocol._replace(episodes=min(protocol.episodes, protocol.pool))
     at = points(protocol, len(truth["truth"]))
     rng = stream("evaluate", name, number, "runs")
-    drawn = [runs.estimates(runs.draw(values, protocol.episodes, rng), at) for _ in range(protocol.runs)]
+    first = runs.draw(values, protocol.episodes, rng)
+    others = (runs.draw(values, protocol.episodes, rng) for _ in range(protocol.runs - 1))
+    drawn = [runs.estimates(one, at) for one in itertools.chain([first], others)]
     whole_pool, health = runs.estimates(values, np.array([protocol.pool])), runs.health(values)
-    return Result(
+    result = Result(
         np.stack([run.estimates for run in drawn]),
         whole_pool.variances[None],
         truth["truth"],
@@ -189,6 +252,7 @@ def evaluate_pool(
         truth["error"],
         variance_errors(values, len(truth["truth"])),
     )
+    return result, decisions(first, group.policies().names, protocol.episodes)
 
 
 def variance_errors(values: runs.Values, policies: int, blocks: int = 20) -> Array:
@@ -245,36 +309,42 @@ class Evaluate:
                 env = group.environment()
                 mdp = env.mdp()
                 if mdp is not None:
-                    found = evaluate_exact(group, env, mdp, protocol)
+                    found, decided = evaluate_exact(group, env, mdp, protocol)
                     episodes = len(LOGGERS) * protocol.runs * protocol.episodes
                 else:
 
                     def tick(done: int, before: int = i * each) -> None:
                         report(before + done, "")
 
-                    found = evaluate_pool(group, env, protocol, work / f"{out.name}.parts", tick)
+                    found, decided = evaluate_pool(group, env, protocol, work / f"{out.name}.parts", tick)
                     episodes = len(LOGGERS) * protocol.pool + protocol.truth
                 with atomic_folder(out) as folder:
                     found.save(folder / "runs.safetensors")
+                    write_json(folder / "decisions.json", decided)
                 text = f"{episodes / (time.perf_counter() - start):,.0f} episodes/s in each process"
             report((i + 1) * each, text)
 
     def is_whole(self, folder: Path) -> bool:
-        """Whether a group's folder holds its runs, and they load."""
+        """Whether a group's folder holds its runs and decisions, and they load."""
         try:
             Result.load(folder / "runs.safetensors")
+            json.loads((folder / "decisions.json").read_text())
         except (ValueError, OSError):
             return False
         return True
 
     def collect(self, study: Study, groups: int, work: Path, data: Path) -> Path:
-        """Writes metrics.json and curves.csv, then puts the runs in place: an interrupted call can be repeated."""
+        """Writes metrics.json, curves.csv and group 0's decisions.json, then puts the runs in place.
+
+        An interrupted call can be repeated.
+        """
         out = data / "evaluate" / study.name
         names = [group_name(group) for group in range(groups)]
         folders = [work / name if self.is_whole(work / name) else work / "whole" / name for name in names]
         if all(map(self.is_whole, folders)):  # otherwise `stages.collect` says what is missing
             found = [Result.load(folder / "runs.safetensors") for folder in folders]
             write_metrics(study, read_protocol(study), found, out)
+            write_json(out / "decisions.json", json.loads((folders[0] / "decisions.json").read_text()))
         stages.collect(out / "runs", groups, work, self.is_whole)
         return out
 
@@ -338,6 +408,14 @@ def write_metrics(study: Study, protocol: Protocol, found: list[Result], out: Pa
     }
     if found[0].truth_error is not None:
         metrics |= {"runs_from": "pool", "pool": protocol.pool, "truth": truth_metrics(found, protocol)}
+    if found[0].coverage is not None:
+        held = np.mean([g.coverage for g in found if g.coverage is not None], 0)
+        metrics |= {
+            "coverage": {
+                name: dict(zip(coverage.KINDS, rounded(x), strict=True)) for name, x in zip(COVERED, held, strict=True)
+            },
+            "coverage_runs": len(found) * min(COVERED_RUNS, protocol.runs),
+        }
     write_json(out / "metrics.json", metrics)
     with atomic(out / "curves.csv") as part, part.open("w", newline="") as file:
         table = csv.writer(file, lineterminator="\n")

@@ -29,10 +29,15 @@ def run(log: Callable[[Loggers], Padded], points: Ints) -> Run:
         log: runs the episodes of these loggers, as many as the last point says.
         points: total episodes at which estimates are wanted, multiples of the number of targets.
     """
+    return estimates(logged(log), points)
+
+
+def logged(log: Callable[[Loggers], Padded]) -> Values:
+    """Every return that some estimator takes from the episodes of a run."""
     values: Values = {}
     for loggers in LOGGERS:
         values |= returns([log(loggers)], loggers)
-    return estimates(values, points)
+    return values
 
 
 def returns(blocks: Iterable[Padded], loggers: Loggers, health: bool = False) -> Values:
@@ -56,7 +61,7 @@ def estimates(values: Values, points: Ints) -> Run:
         x = values[method.loggers, method.returns]
         many = n_loggers(method.loggers, x.shape[-2])
         if method.returns == "pooled":
-            found.append(pooled.at_points(_columns(x), points))
+            found.append(pooled.at_points(columns_of(x), points))
         else:
             found.append(own_estimates(x, points) if method.own else pooled_estimates(x, points, many))
     return Run(*(np.stack(x) for x in zip(*found, strict=True)))
@@ -75,7 +80,7 @@ def health(values: Values) -> Health:
     for method in METHODS.values():
         x, log_w = values[method.loggers, method.returns], values[method.loggers, method.weights]
         if method.returns == "pooled":
-            x = pooled.in_turns(_columns(x))
+            x = pooled.in_turns(columns_of(x))
         if method.own:
             k = len(x)
             x, log_w = (np.stack([y[i, i::k] for i in range(k)]) for y in (x, log_w))
@@ -84,7 +89,7 @@ def health(values: Values) -> Health:
     return Health(np.array(untrusted), np.array(cost))
 
 
-def _columns(x: Array) -> pooled.Columns:
+def columns_of(x: Array) -> pooled.Columns:
     """What `methods.pooled_columns` stacked."""
     return pooled.Columns(x[0], x[1], x[2], x[3][None, None], x[4:, 0])
 

@@ -43,7 +43,7 @@ def test_runs_hold_every_estimate_and_the_truth(data):
 def test_the_same_seed_gives_the_same_runs(data):
     group = Group(GRID, 0, data)
     env, protocol = group.environment(), evaluate.read_protocol(GRID)._replace(runs=2)
-    again = evaluate.evaluate_exact(group, env, env.mdp(), protocol)
+    again, _ = evaluate.evaluate_exact(group, env, env.mdp(), protocol)
     np.testing.assert_array_equal(again.estimates, load(data).estimates[:2])
 
 

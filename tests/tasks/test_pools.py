@@ -31,7 +31,7 @@ def parts_of(folder, name):
 
 def pooled(data, parts, tick):
     group = Group(STUDY, 1, data)
-    return evaluate.evaluate_pool(group, group.environment(), PROTOCOL, parts, tick)
+    return evaluate.evaluate_pool(group, group.environment(), PROTOCOL, parts, tick)[0]
 
 
 def load(data, group=0):
