@@ -1,7 +1,7 @@
 """Whole episodes of several loggers: as they were run, and padded with all that a return of K target policies needs."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -40,6 +40,20 @@ class Episodes:
         check_shape("log_loggers", self.log_loggers, (len(self.log_loggers), steps), "[J, M]")
         check_shape("logger", self.logger, self.lengths.shape, "[N]")
         check_shape("own", self.own, (len(self.names),), "[K]")
+
+    @staticmethod
+    def join(parts: Sequence["Episodes"]) -> "Episodes":
+        """Of the same targets and loggers, one after the other."""
+        if len(parts) == 1:
+            return parts[0]
+        axes = {"log_targets": -1, "log_loggers": -1, "probs": 1}
+        rows = ("states", "t", "actions", "rewards", "lengths", "logger", *axes)
+        joined: dict[str, Any] = {
+            name: np.concatenate([getattr(part, name) for part in parts], axes.get(name, 0))
+            for name in rows
+            if getattr(parts[0], name) is not None
+        }
+        return replace(parts[0], **joined)
 
     @property
     def all_probs(self) -> Array:

@@ -82,7 +82,7 @@ def along(path: Iterable[Sample], truth: Array, alpha: float = 0.05, around: flo
     """Whether the anytime intervals of all policies hold at all looks, and whether the first best policy is wrong."""
     held, wrong, claimed = True, False, False
     for found in path:
-        held &= bool(holds(intervals.anytime(found.each(), found.units, alpha / len(truth), around), truth).all())
+        held &= bool(holds(intervals.anytime(found.each(), alpha / len(truth), around), truth).all())
         if not claimed and (best := ranking.best(found, alpha, anytime=True, around=around)) is not None:
             claimed, wrong = True, bool(truth[best] < truth.max() - TIE)
     return held, wrong

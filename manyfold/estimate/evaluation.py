@@ -3,15 +3,16 @@
     policies = ...
     result = evaluate(env, policies, episodes=400)      # nothing logged, nothing designed, nothing fitted beforehand
     print(result)
+    print(evaluate(env, policies, stop="best"))         # rounds of them until the best one is known
 
 `collect` runs the episodes, `pool` makes an `Estimate` of them; `plan` says from a pilot which logger should run how
 many of the next ones, and `combine` puts stages with different shares together.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -22,9 +23,12 @@ from manyfold.envs.base import Environment
 from manyfold.estimate import pooled
 from manyfold.estimate.baselines import ActionValues, Regressions
 from manyfold.estimate.diagnostics import Diagnosis, diagnose, trust
+from manyfold.estimate.intervals import Sample, sample
+from manyfold.estimate.ranking import Decision, Winner, aligned, decide, winner
 from manyfold.estimate.shares import cost_of
+from manyfold.estimate.stopping import BUDGET, Look, Part, Stopped, until
 from manyfold.policies.base import PolicySet
-from manyfold.policies.modules import JoinedPolicySet
+from manyfold.policies.modules import ChosenPolicySet, JoinedPolicySet
 from manyfold.rollout import Choice, Noted, Steps, rollout
 from manyfold.streams import stream
 
@@ -39,7 +43,7 @@ class Estimate:
     fold: Ints  # episodes whose values were made by the same coefficients, [N]
     own_returns: tuple[Array, ...]  # of the policy's own episodes, one array for each policy
     log_weights: Array  # log W_T, [K, N]
-    start_variance: Array  # what other starts than the episodes' own add to the variance of the mean, [K]
+    start_covariance: Array  # what other starts than the episodes' own add to the covariance of the means, [K, K]
     recipes: tuple[tuple[str, ...], ...]  # which one counted most, for each fold and policy
     steps: int  # that were run
 
@@ -56,7 +60,8 @@ class Estimate:
     @cached_property
     def variance(self) -> Array:
         """n times the variance of the mean, `[K]`."""
-        return pooled.within(self.values, self.logger, self.fold) + self.episodes * self.start_variance
+        starts = self.episodes * np.diagonal(self.start_covariance)
+        return pooled.within(self.values, self.logger, self.fold) + starts
 
     @property
     def standard_error(self) -> Array:
@@ -88,25 +93,39 @@ class Estimate:
         """Episodes and steps in all after which every policy's standard error is at most `precision`."""
         return cost_of(self.variance, self.steps / self.episodes, precision)
 
-    def rows(self) -> list[tuple[str, ...]]:
-        """The table, header first: each policy's value, what its own episodes alone say, and what sharing is worth."""
-        out: list[tuple[str, ...]] = [
-            ("policy", "value", "+-", "alone", "+-", "relative variance", "effective episodes")
-        ]
-        ess = self.diagnosis.effective_sample_size
-        for k, name in enumerate(self.names):
-            own, on = self.own_returns[k], self.on_policy_variance[k]
-            alone = (f"{own.mean():.4g}", f"{np.sqrt(own.var(ddof=1) / len(own)):.2g}") if len(own) > 1 else ("", "")
+    @cached_property
+    def sample(self) -> Sample:
+        """What the values say of all policies together, for intervals and decisions."""
+        found = sample(self.values, self.logger, self.fold, self.names)
+        if not self.start_covariance.any():
+            return found
+        parts, freedom = np.concatenate([found.parts, self.start_covariance[None]]), np.append(found.freedom, np.inf)
+        return replace(found, parts=parts, freedom=freedom)
+
+    def decide(self, alpha: float = 0.05, anytime: bool = False) -> Decision:
+        """Who is best, who may be, who can't be told apart; `anytime`: for whoever looks again and again."""
+        return decide(self.sample, alpha, anytime)
+
+    def winner(self) -> Winner:
+        """What the policy with the highest mean is worth on episodes that did not choose it."""
+        return winner(self.values, self.logger, self.fold)
+
+    def rows(self, alpha: float = 0.05) -> list[tuple[str, ...]]:
+        """The ranked table, header first: values and decisions, and what sharing is worth for each policy."""
+        decision, ess = self.decide(alpha), self.diagnosis.effective_sample_size
+        header, *rows = decision.rows()
+        out: list[tuple[str, ...]] = [(*header[:5], "relative variance", "effective episodes", header[5])]
+        for k, row in zip(decision.order, rows, strict=True):
+            on = self.on_policy_variance[k]
             relative = f"{self.variance[k] / on:.3f}" if on > 0 else ""
-            value = f"{self.mean[k]:.4g}", f"{self.standard_error[k]:.2g}"
-            out.append((name, *value, *alone, relative, f"{ess[k]:,.0f}"))
+            out.append((*row[:5], relative, f"{ess[k]:,.0f}", row[5]))
         return out
 
     def __str__(self) -> str:
-        rows = self.rows()
-        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-        lines = ["  ".join(text.rjust(width) for text, width in zip(row, widths, strict=True)) for row in rows]
-        lines.append(f"{self.episodes:,} episodes, {self.steps:,} steps; alone: a policy's own episodes only")
+        verdict = self.decide().verdict
+        if len(self.names) > 1:
+            verdict += f" {self.winner().describe(self.names)}"
+        lines = [aligned(self.rows()), verdict, f"{self.episodes:,} episodes, {self.steps:,} steps."]
         warned = zip(self.names, self.warnings, strict=True)
         return "\n".join([*lines, *(f"{name}: not to be trusted: {said}" for name, said in warned if said)])
 
@@ -127,30 +146,113 @@ def combine(stages: Sequence[Estimate]) -> Estimate:
         np.concatenate([stage.fold + first for stage, first in zip(stages, folds, strict=False)]),
         tuple(np.concatenate(own) for own in zip(*(stage.own_returns for stage in stages), strict=True)),
         np.concatenate([stage.log_weights for stage in stages], -1),
-        np.sum([stage.start_variance * (stage.episodes / n) ** 2 for stage in stages], 0),
+        np.sum([stage.start_covariance * (stage.episodes / n) ** 2 for stage in stages], 0),
         tuple(recipe for stage in stages for recipe in stage.recipes),
         sum(stage.steps for stage in stages),
     )
 
 
+@overload
 def evaluate(
     env: Environment,
     policies: PolicySet,
     episodes: int,
+    seed: int = ...,
+    q: ActionValues | None = ...,
+    starts: ArrayLike | None = ...,
+) -> Estimate: ...
+@overload
+def evaluate(
+    env: Environment,
+    policies: PolicySet,
+    episodes: int | None = ...,
+    seed: int = ...,
+    q: ActionValues | None = ...,
+    starts: None = ...,
+    *,
+    stop: str,
+    precision: float | None = ...,
+    alpha: float = ...,
+    progress: Callable[[Look], None] = ...,
+) -> Stopped: ...
+@overload
+def evaluate(
+    env: Environment,
+    policies: PolicySet,
+    episodes: int | None = ...,
+    seed: int = ...,
+    q: ActionValues | None = ...,
+    starts: None = ...,
+    *,
+    stop: None = ...,
+    precision: float,
+    alpha: float = ...,
+    progress: Callable[[Look], None] = ...,
+) -> Stopped: ...
+def evaluate(
+    env: Environment,
+    policies: PolicySet,
+    episodes: int | None = None,
     seed: int = 0,
     q: ActionValues | None = None,
     starts: ArrayLike | None = None,
-) -> Estimate:
+    *,
+    stop: str | None = None,
+    precision: float | None = None,
+    alpha: float = 0.05,
+    progress: Callable[[Look], None] = lambda look: None,
+) -> Estimate | Stopped:
     """Runs the policies in turns and estimates all of them from all episodes.
 
     Args:
-        episodes: in all, of all policies together.
+        episodes: in all, of all policies together; with `stop` or `precision` at most so many, 10,000 if left out.
         q: fitted from logged data, if there are any; without it, baselines come from the episodes themselves.
         starts: first observations from elsewhere, `[m, width]`, of the SAME distribution of starts; see `first_states`.
+        stop: "best" or "order": as soon as it is known; see `stopping.until` for this and the next three.
+        precision: as soon as every value is known to +- so much.
+        alpha: the probability of a wrong claim.
+        progress: sees every look.
     """
-    check_number("episodes", episodes, 2 * policies.n_policies)
     rng = stream("evaluate", env.name, seed)
-    return pool(collect(env, policies, episodes, rng), q, policies, starts)
+    if stop is None and precision is None:
+        if episodes is None:
+            raise ValueError('nothing says when to stop, expected episodes=200, precision=0.5 or stop="best"')
+        check_number("episodes", episodes, 2 * policies.n_policies)
+        return pool(collect(env, policies, episodes, rng), q, policies, starts)
+    if starts is not None:
+        raise ValueError("starts are of a fixed number of episodes, expected none with stop or precision")
+    budget = BUDGET if episodes is None else episodes
+    return until(Pooling(env, policies, rng, q), stop, precision, budget, alpha, progress=progress)
+
+
+class Pooling:
+    """Rounds of pooled evaluation for `stopping.until`; the episodes of a segment are pooled anew at each look."""
+
+    def __init__(
+        self, env: Environment, policies: PolicySet, rng: np.random.Generator, q: ActionValues | None = None
+    ) -> None:
+        self.names, self.env, self.policies, self.rng, self.q = policies.names, env, policies, rng, q
+        self.begin(np.arange(policies.n_policies))
+
+    def begin(self, which: Ints) -> None:
+        every = len(which) == self.policies.n_policies
+        self.which, self.running = which, self.policies if every else ChosenPolicySet(self.policies, which)
+        self.run: list[Episodes] = []
+
+    def more(self, rounds: int) -> Part:
+        self.run = [Episodes.join([*self.run, collect(self.env, self.running, rounds * len(self.which), self.rng)])]
+        found = pool(self.run[0], None if self.q is None else ChosenValues(self.q, self.which), self.running)
+        return Part(found.values, found.logger, found.fold, found.episodes, found.steps)
+
+
+class ChosenValues(NamedTuple):
+    """q of some policies."""
+
+    q: ActionValues
+    which: Ints
+
+    def predict(self, states: NDArray[Any], t: Ints) -> Array:
+        return self.q.predict(states, t)[self.which]
 
 
 def collect(
@@ -247,11 +349,11 @@ def pool(
     fold, folds = pooled.folds_of(episodes.logger)
     found, log_w, start_values = _columns(episodes, fold, folds, starts, q, policies)
     result = pooled.combine(found, episodes.logger, fold, folds, _starts(len(found.baselines), q is not None))
-    extra = np.zeros(len(episodes.names))
+    extra = np.zeros((len(episodes.names), len(episodes.names)))
     if m > 1:
         size = np.bincount(fold) / n
         moved = np.einsum("f,fkb,bfkm->km", size, result.coefficients, start_values) * m / (n + m)
-        extra = moved.var(-1, ddof=1) / m
+        extra = np.atleast_2d(np.cov(moved)) / m
     returns = episodes.returns
     own = tuple(returns[episodes.logger == j] if j >= 0 else np.empty(0) for j in episodes.own)
     return Estimate(

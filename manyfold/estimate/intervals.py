@@ -46,6 +46,7 @@ class Sample:
         parts: each stratum's part of the covariance of the means, `[J, K, K]`.
         freedom: degrees of freedom of each, `[J]`.
         units: episodes or rounds in all.
+        units_each: those that say something of each policy, where they differ, `[K]`.
     """
 
     names: tuple[str, ...]
@@ -53,6 +54,7 @@ class Sample:
     parts: Array
     freedom: Array
     units: int
+    units_each: Array | None = None
 
     @cached_property
     def covariance(self) -> Array:
@@ -78,7 +80,9 @@ class Sample:
         variance = parts.sum(0)
         spread = (parts**2 / self.freedom[:, None]).sum(0)
         freedom = np.divide(variance**2, spread, out=np.full_like(spread, np.inf), where=spread > 0)
-        return Contrasts(weights @ self.mean, np.sqrt(variance), freedom, weights)
+        each = np.full(len(self.names), float(self.units)) if self.units_each is None else self.units_each
+        units = np.where(weights != 0, each, np.inf).min(1)  # of the policy that ran least
+        return Contrasts(weights @ self.mean, np.sqrt(variance), freedom, units, weights)
 
     def each(self) -> "Contrasts":
         """The policies themselves."""
@@ -97,6 +101,7 @@ class Contrasts(NamedTuple):
     estimate: Array  # [C]
     error: Array  # [C]
     freedom: Array  # [C]
+    units: Array  # [C]
     weights: Array  # [C, K]
 
     def interval(self, level: ArrayLike, sides: int = 2) -> Interval:
@@ -167,7 +172,7 @@ def join(stages: Sequence[Sample]) -> Sample:
         part[:, here[:, None], here] = stage.parts * share[:, None] * share
         parts.append(part)
     freedom = np.concatenate([stage.freedom for stage in stages])
-    return Sample(names, mean, np.concatenate(parts), freedom, sum(stage.units for stage in stages))
+    return Sample(names, mean, np.concatenate(parts), freedom, sum(stage.units for stage in stages), units)
 
 
 def single(found: Sample, alpha: float = 0.05) -> Interval:
@@ -227,27 +232,26 @@ def _normal(width: int) -> Array:
     return np.random.default_rng(0).standard_normal((DRAWS // 1000, 1000, width))
 
 
-def anytime(found: Contrasts, units: int, level: ArrayLike, around: float = AROUND) -> Interval:
+def anytime(found: Contrasts, level: ArrayLike, around: float = AROUND) -> Interval:
     """Intervals that hold at all times at once: however often one looks, and whatever one stops for.
 
     Args:
-        units: of the sample so far.
         level: the probability that an interval ever misses; several at once need alpha divided among them.
         around: units at which the interval is narrowest, relative to one for a single look; chosen beforehand.
     """
     check_number("around", around, 1, whole=False)
-    reach = boundary(found.freedom, units, np.asarray(level, dtype=np.float64), around)
+    reach = boundary(found.freedom, found.units, np.asarray(level, dtype=np.float64), around)
     wide = np.where(found.error > 0, reach * np.where(found.error > 0, found.error, 1.0), 0.0)
     return Interval(found.estimate - wide, found.estimate + wide)
 
 
-def boundary(freedom: Array, units: int, level: Array, around: float = AROUND) -> Array:
+def boundary(freedom: Array, units: ArrayLike, level: Array, around: float = AROUND) -> Array:
     """|t| at which the mixture of effects has 1 / level times the likelihood of none; infinite with too few units.
 
     With h = 1 + units / n_0 and f degrees of freedom the ratio is
     h^(-1/2) ((1 + t^2 / f) / (1 + t^2 / (f h)))^((f + 1) / 2), which is solved for t.
     """
-    h = 1 + OPTIMAL * units / around
+    h = 1 + OPTIMAL * np.asarray(units) / around
     f = np.minimum(freedom, 1e9)
     much = np.exp(np.minimum((np.log(h) - 2 * np.log(level)) / (f + 1), 700))  # what the bracket must reach
     room = 1 - much / h

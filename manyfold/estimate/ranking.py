@@ -122,8 +122,8 @@ def decide(found: Sample, alpha: float = 0.05, anytime: bool = False, around: fl
     """
     k, every, pairs = len(found.names), found.each(), found.differences()
     if anytime:
-        interval = intervals.anytime(every, found.units, intervals.check_alpha(alpha) / k, around)
-        apart = intervals.anytime(pairs, found.units, alpha / max(1, len(pairs.error)), around)
+        interval = intervals.anytime(every, intervals.check_alpha(alpha) / k, around)
+        apart = intervals.anytime(pairs, alpha / max(1, len(pairs.error)), around)
         difference = intervals.square(found, apart)
         beaten = _beaten_ever(found, alpha, around)
     else:
@@ -145,7 +145,7 @@ def best(found: Sample, alpha: float = 0.05, anytime: bool = False, around: floa
 def _beaten_ever(found: Sample, alpha: float, around: float) -> Bools:
     """Whether some policy is better than each, at whatever time, `[K]`."""
     level = min(1.0, 2 * alpha / max(1, len(found.names) - 1))
-    one_sided = intervals.anytime(found.differences(), found.units, level, around)
+    one_sided = intervals.anytime(found.differences(), level, around)
     return np.asarray((intervals.square(found, one_sided).low > 0).any(0))
 
 

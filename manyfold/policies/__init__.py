@@ -5,11 +5,12 @@ from pathlib import Path
 from manyfold.files import load_tensors, with_ending
 from manyfold.policies.base import PolicySet
 from manyfold.policies.mlp import MlpPolicySet
-from manyfold.policies.modules import CallablePolicySet, JoinedPolicySet, ModulePolicySet
+from manyfold.policies.modules import CallablePolicySet, ChosenPolicySet, JoinedPolicySet, ModulePolicySet
 from manyfold.policies.tabular import TabularPolicySet
 
 __all__ = [
     "CallablePolicySet",
+    "ChosenPolicySet",
     "JoinedPolicySet",
     "MlpPolicySet",
     "ModulePolicySet",

@@ -131,6 +131,19 @@ class JoinedPolicySet(PolicySet):
         return JoinedModules([part.module() for part in self.parts])
 
 
+class ChosenPolicySet(PolicySet):
+    """Some policies of a set, by their numbers."""
+
+    def __init__(self, policies: PolicySet, which: ArrayLike) -> None:
+        self.policies, self.which = policies, np.asarray(which, dtype=np.int64)
+        self.names = tuple(policies.names[k] for k in self.which)
+        self.horizon, self.n_actions = policies.horizon, policies.n_actions
+        self.n_states, self.width = policies.n_states, policies.width
+
+    def probs(self, obs: ArrayLike, t: int | ArrayLike) -> Array:
+        return self.policies.probs(obs, t)[self.which]
+
+
 class JoinedModules(nn.Module):
     """The probabilities of several sets, one after the other."""
 

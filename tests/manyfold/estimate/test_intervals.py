@@ -69,7 +69,7 @@ def test_anytime_intervals_hold_over_the_whole_path_where_fixed_ones_do_not():
         missed = [[False, False]]
         for n in looks:
             every = sample(x[:n]).each()
-            wide, narrow = intervals.anytime(every, n, 0.05), every.interval(0.05)
+            wide, narrow = intervals.anytime(every, 0.05), every.interval(0.05)
             missed.append([bool(abs(every.estimate[0]) > w.high[0] - every.estimate[0]) for w in (wide, narrow)])
         ever, fixed = ever + np.any(missed, 0)[0], fixed + np.any(missed, 0)[1]
     assert ever / runs < 0.05 + 2 * np.sqrt(0.05 * 0.95 / runs)
