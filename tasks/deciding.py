@@ -108,28 +108,46 @@ def parse(found: dict[str, Any]) -> Decisions:
     if not k or not looks:
         raise ValueError(f"{k} policies and {len(looks)} looks, expected at least one of each")
     best, rows = final["best"], [[str(x) for x in row] for row in final["rows"]]
-    if best is not None and not 0 <= int(best) < k or len(rows) != k + 1:
+    if (best is not None and not 0 <= int(best) < k) or len(rows) != k + 1:
         raise ValueError(f"best is {best} and there are {len(rows) - 1} rows, expected one of {k} policies, a row each")
-    corrected = {key: np.nan if x is None else x for key, x in final["winner"].items()}
+    corrected = final["winner"]
     return Decisions(
-        names,
-        float(found["alpha"]),
-        np.array([look["episodes"] for look in looks], dtype=np.int64),
-        *(every(key) for key in ("mean", "low", "high", "p_best")),
-        every("may_be_best") > 0,
-        Final(
-            int(final["episodes"]),
-            *(numbers(final, key, k) for key in ("mean", "low", "high")),
-            *(numbers(final, key, k, k) for key in ("difference_low", "difference_high")),
-            *(numbers(final, key, k).astype(np.int64) for key in ("rank_low", "rank_high")),
-            numbers(final, "p_best", k),
-            numbers(final, "may_be_best", k) > 0,
-            None if best is None else int(best),
-            str(final["verdict"]),
-            rows,
-            Winner(**corrected),
+        names=names,
+        alpha=float(found["alpha"]),
+        episodes=np.array([look["episodes"] for look in looks], dtype=np.int64),
+        mean=every("mean"),
+        low=every("low"),
+        high=every("high"),
+        p_best=every("p_best"),
+        may_be_best=every("may_be_best") > 0,
+        final=Final(
+            episodes=int(final["episodes"]),
+            mean=numbers(final, "mean", k),
+            low=numbers(final, "low", k),
+            high=numbers(final, "high", k),
+            difference_low=numbers(final, "difference_low", k, k),
+            difference_high=numbers(final, "difference_high", k, k),
+            rank_low=numbers(final, "rank_low", k).astype(np.int64),
+            rank_high=numbers(final, "rank_high", k).astype(np.int64),
+            p_best=numbers(final, "p_best", k),
+            may_be_best=numbers(final, "may_be_best", k) > 0,
+            best=None if best is None else int(best),
+            verdict=str(final["verdict"]),
+            rows=rows,
+            winner=Winner(
+                policy=int(corrected["policy"]),
+                value=number(corrected["value"]),
+                error=number(corrected["error"]),
+                fresh=number(corrected["fresh"]),
+                fresh_error=number(corrected["fresh_error"]),
+            ),
         ),
     )
+
+
+def number(x: float | None) -> float:
+    """Null, where something is unknown, is NaN."""
+    return np.nan if x is None else float(x)
 
 
 # --- words ------------------------------------------------------------------------------------------------------------
