@@ -34,6 +34,7 @@ class Decisions:
 
     names: tuple[str, ...]
     alpha: float
+    estimator: str
     episodes: Ints  # of each look, `[L]`
     mean: Array  # `[L, K]`, as are the next four
     low: Array
@@ -114,6 +115,7 @@ def parse(found: dict[str, Any]) -> Decisions:
     return Decisions(
         names=names,
         alpha=float(found["alpha"]),
+        estimator=str(found["estimator"]),
         episodes=np.array([look["episodes"] for look in looks], dtype=np.int64),
         mean=every("mean"),
         low=every("low"),
