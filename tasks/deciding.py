@@ -249,9 +249,8 @@ def forest(found: Decisions, title: str) -> Figure:
     axes.set_yticks(range(k), [short(found.names[i]) for i in final.order], fontsize=size)
     axes.set_ylim(k - 0.4, -1.4)
     axes.grid(axis="y", visible=False)
-    axes.set_xlabel(
-        f"value of a policy; the bars hold all {k} true values at once with {1 - found.alpha:.4g} confidence"
-    )
+    hold = "the bar holds the true value" if k == 1 else f"the bars hold all {k} true values at once"
+    axes.set_xlabel(f"value of a policy; {hold} with {1 - found.alpha:.4g} confidence")
     axes.set_ylabel("policy")
     about = f"{title}: what each policy is worth, after {final.episodes:,} episodes"
     axes.set_title(heading(95, about, final.verdict), fontsize=10)
