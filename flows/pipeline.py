@@ -250,6 +250,10 @@ def pipeline(study: str = "gridworld-1000", show: bool = True) -> dict[str, floa
         texts = [(tables / f"{name}.md").read_text() for name in ("relative_variance", "episodes_to_match")]
         verdict = (tables / "verdict.txt").read_text()
         create_markdown_artifact("\n\n".join((f"# {title}", verdict, *texts)), key=key("report", study))
+        decision = tables / "decision.md"
+        if decision.exists():  # not where an earlier version computed the study
+            about = f"# {title}, group 0: who is best\n\n{decision.read_text()}"
+            create_markdown_artifact(about, key=key("decision", study))
     return spent
 
 

@@ -13,7 +13,7 @@ Rows = Sequence[Sequence[str]]
 def markdown(rows: Rows) -> str:
     """A Markdown table."""
     lines = [rows[0], ["---"] * len(rows[0]), *rows[1:]]
-    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
+    return "".join("| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |\n" for line in lines)
 
 
 def latex(rows: Rows) -> str:

@@ -45,4 +45,4 @@ def show(title: str, rows: Sequence[Sequence[str]], width: int | None = None) ->
         table.add_column(column, justify="right" if i else "left")
     for row in rows[1:]:
         table.add_row(*row)
-    Console(width=width).print(table)
+    Console(width=width, markup=False, emoji=False).print(table)  # a policy may be called [red]

@@ -21,9 +21,8 @@ from manyfold.estimate.ranking import Winner, probability
 from manyfold.tables import markdown
 from tasks.figures import plt, save, style
 
-BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#707070"  # Okabe and Ito's blue and vermillion
-COLOURS = (BLUE, ORANGE, "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe and Ito's, without yellow
-STYLES = ("-", "--", "-.", ":")
+BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#707070"  # Okabe and Ito's blue and vermillion, as are the next two
+LINES = ((BLUE, "-"), (ORANGE, "--"), ("#009E73", "-."), ("#CC79A7", ":"))  # more bands than these hide each other
 NUMBERED = 14  # policies up to which every pair's difference is a number; of more it is a sign
 FIGURES = ("decision_forest", "decision_pairs", "decision_episodes")
 
@@ -34,6 +33,7 @@ class Decisions:
 
     names: tuple[str, ...]
     alpha: float
+    estimator: str
     episodes: Ints  # of each look, `[L]`
     mean: Array  # `[L, K]`, as are the next four
     low: Array
@@ -97,9 +97,15 @@ def parse(found: dict[str, Any]) -> Decisions:
     k, looks, final = len(names), found["looks"], found["final"]
 
     def numbers(of: dict[str, Any], key: str, *shape: int) -> Array:
-        x = np.array(of[key], dtype=np.float64)  # null, where something is unknown, is NaN
+        x = np.array(of[key], dtype=np.float64)  # null, an interval's infinite end, is NaN
         if x.shape != shape:
             raise ValueError(f"`{key}` has shape {x.shape}, expected {shape}")
+        return x
+
+    def known(of: dict[str, Any], key: str) -> Array:
+        x = numbers(of, key, k)
+        if not np.isfinite(x).all():
+            raise ValueError(f"`{key}` has {np.sum(~np.isfinite(x))} of {k} numbers missing")
         return x
 
     def every(key: str) -> Array:
@@ -107,29 +113,50 @@ def parse(found: dict[str, Any]) -> Decisions:
 
     if not k or not looks:
         raise ValueError(f"{k} policies and {len(looks)} looks, expected at least one of each")
-    best, rows = final["best"], [[str(x) for x in row] for row in final["rows"]]
-    if (best is not None and not 0 <= int(best) < k) or len(rows) != k + 1:
-        raise ValueError(f"best is {best} and there are {len(rows) - 1} rows, expected one of {k} policies, a row each")
-    corrected = {key: np.nan if x is None else x for key, x in final["winner"].items()}
+    best, rows, corrected = final["best"], [[str(x) for x in row] for row in final["rows"]], final["winner"]
+    for policy in (corrected["policy"], *([] if best is None else [best])):
+        if not 0 <= int(policy) < k:
+            raise ValueError(f"policy {policy} is the best or the winner, expected one of 0 to {k - 1}")
+    if len(rows) != k + 1 or len({len(row) for row in rows}) != 1:
+        raise ValueError(f"{len(rows)} rows of {sorted({len(row) for row in rows})} cells, expected a header and {k}")
     return Decisions(
-        names,
-        float(found["alpha"]),
-        np.array([look["episodes"] for look in looks], dtype=np.int64),
-        *(every(key) for key in ("mean", "low", "high", "p_best")),
-        every("may_be_best") > 0,
-        Final(
-            int(final["episodes"]),
-            *(numbers(final, key, k) for key in ("mean", "low", "high")),
-            *(numbers(final, key, k, k) for key in ("difference_low", "difference_high")),
-            *(numbers(final, key, k).astype(np.int64) for key in ("rank_low", "rank_high")),
-            numbers(final, "p_best", k),
-            numbers(final, "may_be_best", k) > 0,
-            None if best is None else int(best),
-            str(final["verdict"]),
-            rows,
-            Winner(**corrected),
+        names=names,
+        alpha=float(found["alpha"]),
+        estimator=str(found["estimator"]),
+        episodes=np.array([look["episodes"] for look in looks], dtype=np.int64),
+        mean=every("mean"),
+        low=every("low"),
+        high=every("high"),
+        p_best=every("p_best"),
+        may_be_best=every("may_be_best") > 0,
+        final=Final(
+            episodes=int(final["episodes"]),
+            mean=known(final, "mean"),
+            low=numbers(final, "low", k),
+            high=numbers(final, "high", k),
+            difference_low=numbers(final, "difference_low", k, k),
+            difference_high=numbers(final, "difference_high", k, k),
+            rank_low=known(final, "rank_low").astype(np.int64),
+            rank_high=known(final, "rank_high").astype(np.int64),
+            p_best=known(final, "p_best"),
+            may_be_best=known(final, "may_be_best") > 0,
+            best=None if best is None else int(best),
+            verdict=str(final["verdict"]),
+            rows=rows,
+            winner=Winner(
+                policy=int(corrected["policy"]),
+                value=number(corrected["value"]),
+                error=number(corrected["error"]),
+                fresh=number(corrected["fresh"]),
+                fresh_error=number(corrected["fresh_error"]),
+            ),
         ),
     )
+
+
+def number(x: float | None) -> float:
+    """Null, where something is unknown, is NaN."""
+    return np.nan if x is None else float(x)
 
 
 # --- words ------------------------------------------------------------------------------------------------------------
@@ -179,14 +206,21 @@ def letters(k: int) -> float:
     return 9 if k <= 20 else 7
 
 
+def plain(text: str) -> str:
+    """Without formulas: Matplotlib takes what is between two dollars for one."""
+    return text.replace("$", r"\$")
+
+
 def short(name: str, most: int = 24) -> str:
-    """A name that leaves room for the figure."""
-    return name if len(name) <= most else f"{name[: most - 3]}..."
+    """A name on one line that leaves room for the figure; names of files differ at their ends."""
+    one = " ".join(name.split())
+    half = (most - 3) // 2
+    return plain(one if len(one) <= most else f"{one[:half]}...{one[-half:]}")
 
 
-def heading(title: str, text: str, width: int) -> str:
+def heading(width: int, *texts: str) -> str:
     """A figure's title: what it shows, and what that means."""
-    return "\n".join([title, *textwrap.wrap(text, width)])
+    return plain("\n".join(line for text in texts for line in textwrap.wrap(text, width)))
 
 
 def forest(found: Decisions, title: str) -> Figure:
@@ -197,7 +231,11 @@ def forest(found: Decisions, title: str) -> Figure:
     for row, i in enumerate(final.order):
         may = bool(final.may_be_best[i])
         colour = BLUE if may else GREY
-        axes.plot([final.low[i], final.high[i]], [row, row], color=colour, linewidth=2.4 if may else 1.2, zorder=2)
+        width = 2.4 if may else 1.2
+        if np.isfinite([final.low[i], final.high[i]]).all():
+            axes.plot([final.low[i], final.high[i]], [row, row], color=colour, linewidth=width, zorder=2)
+        else:  # infinite: too few episodes
+            axes.axhline(row, color=colour, linewidth=width, linestyle=":", zorder=2)
         face = colour if may else "white"
         axes.plot(final.mean[i], row, "o" if may else "s", color=colour, markerfacecolor=face, markersize=6, zorder=3)
         low, high = final.rank_low[i], final.rank_high[i]
@@ -211,12 +249,11 @@ def forest(found: Decisions, title: str) -> Figure:
     axes.set_yticks(range(k), [short(found.names[i]) for i in final.order], fontsize=size)
     axes.set_ylim(k - 0.4, -1.4)
     axes.grid(axis="y", visible=False)
-    axes.set_xlabel(
-        f"value of a policy; the bars hold all {k} true values at once with {1 - found.alpha:.4g} confidence"
-    )
+    hold = "the bar holds the true value" if k == 1 else f"the bars hold all {k} true values at once"
+    axes.set_xlabel(f"value of a policy; {hold} with {1 - found.alpha:.4g} confidence")
     axes.set_ylabel("policy")
     about = f"{title}: what each policy is worth, after {final.episodes:,} episodes"
-    axes.set_title(heading(about, final.verdict, 95), fontsize=10)
+    axes.set_title(heading(95, about, final.verdict), fontsize=10)
     marks = [
         Line2D([], [], color=BLUE, marker="o", linewidth=2.4, label="may be the best"),
         Line2D([], [], color=GREY, marker="s", markerfacecolor="white", linewidth=1.2, label="is not the best"),
@@ -240,15 +277,15 @@ def pairs(found: Decisions, title: str) -> Figure:
     size = letters(k)
     for a in range(k):
         for b in range(k):
-            if a == b:
-                said = ""
-            elif k <= NUMBERED:
-                said = f"{difference[a, b]:+.2g}" if apart[a, b] else f"({difference[a, b]:+.2g})"
-            else:
-                said = ("+" if difference[a, b] > 0 else "\N{MINUS SIGN}") if apart[a, b] else ""
+            if a == b or k > NUMBERED:
+                continue
+            said = f"{difference[a, b]:+.2g}" if apart[a, b] else f"({difference[a, b]:+.2g})"
             weight = "bold" if apart[a, b] else "normal"
             colour = "#000000" if apart[a, b] else GREY
-            axes.text(b, a, said, ha="center", va="center", fontsize=min(8, size + 1), weight=weight, color=colour)
+            axes.text(b, a, said, ha="center", va="center", fontsize=8, weight=weight, color=colour)
+    for mark, where in (("+", apart & (difference > 0)), ("_", apart & (difference < 0))):
+        if k > NUMBERED:
+            axes.plot(*np.nonzero(where)[::-1], mark, color="#000000", markersize=5, markeredgewidth=0.8)
     axes.plot([-0.5, k - 0.5], [-0.5, k - 0.5], color="#000000", linewidth=0.8)
     called = [short(found.names[i]) for i in order]
     axes.set_xticks(range(k), called, fontsize=size, rotation=90)
@@ -268,7 +305,7 @@ def pairs(found: Decisions, title: str) -> Figure:
     sign = numbers if k <= NUMBERED else signs
     count = f"pairs told apart: {known} of {k * (k - 1) // 2}, with {1 - found.alpha:.4g} confidence in all at once"
     head = f"{title}: value of the row's policy minus the column's"
-    axes.set_title("\n".join([head, count, sign]), fontsize=9)
+    axes.set_title(heading(int(13 * side), head, count, sign), fontsize=9)
     return figure
 
 
@@ -277,20 +314,20 @@ def over_time(found: Decisions, title: str) -> Figure:
     k, n, order = len(found.names), found.episodes, found.final.order
     left, known = left_at(found), known_at(found)
     last = [len(n) if x is None else x for x in left]
-    front = sorted(order, key=lambda i: -last[i])[: len(COLOURS)]  # the last to leave; of equal ones the highest
+    front = sorted(order, key=lambda i: -last[i])[: len(LINES)]  # the last to leave; of equal ones the highest
     step, size = (0.26 if k <= 20 else 0.17), letters(k)
     heights = (3.6, 0.9 + step * k)
     figure, (above, below) = plt.subplots(
         2, 1, figsize=(9.2, sum(heights) + 1.6), height_ratios=heights, sharex=True, layout="constrained"
     )
+    drawn: list[Line2D] = []
     for i in order:
         if i in front:
-            place = front.index(i)
-            colour, line = COLOURS[place], STYLES[place % len(STYLES)]
+            colour, line = LINES[front.index(i)]
             above.fill_between(n, found.low[:, i], found.high[:, i], color=colour, alpha=0.1, linewidth=0)
             for end in (found.low[:, i], found.high[:, i]):
                 above.plot(n, np.where(np.isfinite(end), end, np.nan), color=colour, linestyle=line, linewidth=0.6)
-            above.plot(n, found.mean[:, i], color=colour, linestyle=line, linewidth=1.8, label=short(found.names[i]))
+            drawn += above.plot(n, found.mean[:, i], color=colour, linestyle=line, linewidth=1.8)
         else:
             above.plot(n, found.mean[:, i], color=GREY, linewidth=0.6, alpha=0.6, zorder=1)
     late = np.stack([found.low, found.high, found.mean])[:, len(n) // 3 :, front]  # early ones fill any picture
@@ -299,9 +336,10 @@ def over_time(found: Decisions, title: str) -> Figure:
         above.set_ylim(ends.min() - 0.03 * np.ptp(ends), ends.max() + 0.03 * np.ptp(ends))
     above.set_ylabel("value: estimate and interval")
     rest = f"; grey: estimates of the {k - len(front)} others" if k > len(front) else ""
-    above.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    called = [short(found.names[i]) for i in order if i in front]
+    above.legend(drawn, called, fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
     for row, i in enumerate(order):
-        end, colour = left[i], COLOURS[front.index(i)] if i in front else GREY
+        end, colour = left[i], LINES[front.index(i)][0] if i in front else GREY
         until = n[-1] if end is None else n[end]
         below.plot([n[0], until], [row, row], color=colour, linewidth=3 if k <= 20 else 2, solid_capstyle="butt")
         if end is None:
@@ -329,5 +367,5 @@ def over_time(found: Decisions, title: str) -> Figure:
         best = found.names[int(found.may_be_best[-1].argmax())]
         said = f"{best} is known to be the best from {n[known]:,} episodes on (dashed line)."
     about = f"{title}: intervals that may be looked at after every episode, {1 - found.alpha:.4g} confidence{rest}"
-    above.set_title(heading(about, said, 100), fontsize=10)
+    above.set_title(heading(100, about, said), fontsize=10)
     return figure

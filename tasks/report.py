@@ -18,6 +18,7 @@ from manyfold.estimate.registry import ESTIMATORS
 from manyfold.files import atomic_folder
 from manyfold.tables import Rows, number, write_table
 from tasks import commands, studies
+from tasks.deciding import FIGURES, draw_decisions, page, read_decisions, sentences
 from tasks.figures import plt, save, style
 from tasks.pictures import draw_card, draw_plan
 from tasks.processes import end_with_dvc
@@ -235,7 +236,7 @@ def verdict(study: Study, data: Path) -> str:
 
 def build(study: Study, data: Path) -> Path:
     """All tables and figures of one study, atomically."""
-    metrics = read_metrics(study.name, data)
+    metrics, decided = read_metrics(study.name, data), read_decisions(study.name, data)
     out = data / "report" / study.name
     with atomic_folder(out) as folder:
         write_table(variance_rows(study, metrics), folder / "relative_variance")
@@ -247,6 +248,10 @@ def build(study: Study, data: Path) -> Path:
         if card["loggers"]:
             draw_card(card, folder / "card")
         (folder / "verdict.txt").write_text(verdict(study, data) + "\n")
+        if decided:
+            draw_decisions(decided, f"Group 0 of {study.title}", folder)
+            (folder / "decision.md").write_text(page(decided))
+            (folder / "decision.txt").write_text(sentences(decided) + "\n")
     return out
 
 
@@ -292,6 +297,11 @@ def show(study: Study, data: Path) -> None:
     counts = f"{metrics['groups']} groups x {metrics['runs']} runs, {metrics['policies']} policies"
     commands.show(f"{study.title}: {counts}", [(*left, *right[1:]) for left, right in both], 140)
     print((out / "verdict.txt").read_text(), end="")
+    if decided := read_decisions(study.name, data):
+        about = f"{decided.estimator}, {decided.final.episodes:,} episodes: who is best"
+        commands.show(f"Group 0 of {study.title}, {about}", decided.final.rows, 140)
+        print(sentences(decided))
+        print(f"As a figure: {out / FIGURES[0]}.png; every pair and every look beside it.")
     print(f"Figures: {out / 'relative_error.png'}, {out / 'policies.png'}; tables beside them.")
 
 

@@ -7,6 +7,7 @@ for people who compare runs. Tags lead from a run to its commit and to the very 
 import json
 import logging
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -25,6 +26,7 @@ from mlflow.types import Schema, TensorSpec
 from manyfold.estimate.registry import ESTIMATORS
 from manyfold.fqe.nets import ValueNets
 from tasks import commands, studies
+from tasks.deciding import read_decisions
 from tasks.params import ROOT
 from tasks.report import read_curves, read_metrics
 
@@ -37,6 +39,8 @@ SHOWN = (
     "episodes_to_match",
     "largest_mean_error",
 )
+BATCH = 1000  # metrics that MLflow takes at once
+LONGEST = 200  # of its 250 characters for a metric's name
 
 
 def client(root: Path = ROOT) -> MlflowClient:
@@ -93,6 +97,9 @@ def fill(store: MlflowClient, study: str, where: str, parent: str, spent: dict[s
     params = [Param(f"{a}.{b}", str(x)) for a, b, x in flat(studies.read(study, root / "params.yaml").params)]
     times = [Metric(f"seconds.{stage}", seconds, 0, 0) for stage, seconds in spent.items()]
     store.log_batch(parent, metrics=times + training_curve(study, data) + fit_curves(study, data), params=params)
+    decided = decision_curves(study, data)
+    for i in range(0, len(decided), BATCH):
+        store.log_batch(parent, metrics=decided[i : i + BATCH])
     for path in (data / "report" / study, data / "evaluate" / study / "metrics.json", card(study, data)):
         (store.log_artifacts if path.is_dir() else store.log_artifact)(parent, str(path))
     curves = read_curves(study, data)
@@ -142,6 +149,28 @@ def fit_curves(study: str, data: Path) -> list[Metric]:
             error = float(np.mean([curve[i].held_out for curve in curves]))
             out.append(Metric(f"{stage}.held_out_error", error, 0, curves[0][i].update))
     return out
+
+
+def decision_curves(study: str, data: Path) -> list[Metric]:
+    """What could be decided of the first group, by episodes; nothing where an earlier version computed the study."""
+    found = read_decisions(study, data)
+    if found is None:
+        return []
+    out, half = [], (found.high - found.low) / 2
+    names = metric_names(found.names)
+    for i, n in enumerate(found.episodes.tolist()):
+        out.append(Metric("may_be_best", float(found.may_be_best[i].sum()), 0, n))
+        for k, name in enumerate(names):
+            out.append(Metric(f"p_best.{name}", float(found.p_best[i, k]), 0, n))
+            if np.isfinite(half[i, k]):
+                out.append(Metric(f"half_width.{name}", float(half[i, k]), 0, n))
+    return out
+
+
+def metric_names(names: tuple[str, ...]) -> list[str]:
+    """Policies' names of letters, digits, _ and -, as MLflow takes them; a number is added where two would be one."""
+    clean = [re.sub(r"[^A-Za-z0-9_-]+", "_", name)[-LONGEST:] or "_" for name in names]
+    return [name if clean.count(name) == 1 else f"{name}.{k}" for k, name in enumerate(clean)]
 
 
 def register(study: str, data: Path, parent: str) -> None:

@@ -14,6 +14,10 @@ def test_each_form_by_hand():
     )
 
 
+def test_a_bar_in_a_cell_does_not_end_it():
+    assert markdown([["a|b"], ["c"]]) == "| a\\|b |\n| --- |\n| c |\n"
+
+
 def test_forms_are_files_beside_one_another(tmp_path):
     name = "table"
     write_table(ROWS, tmp_path / name)

@@ -10,7 +10,9 @@ import yaml
 
 from manyfold.estimate.registry import ESTIMATORS
 from tasks import behavior, track
+from tasks.deciding import decisions_file, read_decisions
 from tasks.groups import Group
+from tests.decisions import decisions
 from tests.tasks.conftest import GRID
 
 ENV = GRID.name
@@ -70,6 +72,55 @@ def test_the_parent_leads_to_its_code_and_data(store):
     assert returns[-1].value > returns[0].value
     names = {artifact.path for artifact in client.list_artifacts(parent)}
     assert {"relative_error.png", "relative_variance.md", "metrics.json", "card.json"} <= names
+
+
+def test_the_parent_shows_how_the_decision_became_sure(store):
+    root, client, (parent, _) = store
+    found = read_decisions(ENV, root / "data")
+    counts = client.get_metric_history(parent, "may_be_best")
+    assert [(p.step, p.value) for p in counts] == list(zip(found.episodes, found.may_be_best.sum(1), strict=True))
+    for k, name in enumerate(track.metric_names(found.names)):
+        sure = client.get_metric_history(parent, f"p_best.{name}")
+        assert [(p.step, p.value) for p in sure] == list(zip(found.episodes, found.p_best[:, k], strict=True))
+        widths = client.get_metric_history(parent, f"half_width.{name}")
+        half = (found.high[:, k] - found.low[:, k]) / 2
+        assert [p.value for p in widths] == half[np.isfinite(half)].tolist()
+        assert widths[-1].value < widths[0].value
+    names = {artifact.path for artifact in client.list_artifacts(parent)}
+    assert {"decision.md", "decision.txt", "decision_forest.png"} <= names
+
+
+def write(content, data):
+    path = decisions_file(ENV, data)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content))
+
+
+def test_unknown_widths_are_left_out_and_without_decisions_there_is_nothing(tmp_path):
+    assert track.decision_curves(ENV, tmp_path) == []
+    found = decisions(2)
+    found["looks"][0]["low"][1] = None
+    write(found, tmp_path)
+    keys = [metric.key for metric in track.decision_curves(ENV, tmp_path)]
+    looks = len(found["looks"])
+    assert keys.count("may_be_best") == keys.count("p_best.policy-0") == keys.count("half_width.policy-0") == looks
+    assert keys.count("half_width.policy-1") == looks - 1
+
+
+def test_mlflow_takes_any_name_of_a_policy_and_more_metrics_than_it_takes_at_once(store, tmp_path):
+    names = ("$a$ (1)", "runs/x y", "runs:x y", "π", "_" * 400, *(f"p.{i}" for i in range(45)))
+    found = decisions(50, names=names)
+    write(found, tmp_path)
+    metrics = track.decision_curves(ENV, tmp_path)
+    assert len(metrics) > track.BATCH
+    assert len({(metric.key, metric.step) for metric in metrics}) == len(metrics)
+    root, client, _ = store
+    run = client.create_run(track.experiment(client, "names", root)).info.run_id
+    for i in range(0, len(metrics), track.BATCH):
+        client.log_batch(run, metrics=metrics[i : i + track.BATCH])
+    kept = client.get_run(run).data.metrics
+    assert {"p_best._a_1_", "p_best.runs_x_y.1", "p_best.runs_x_y.2", "p_best._", "p_best.p_44"} <= kept.keys()
+    assert kept["p_best.p_44"] == found["looks"][-1]["p_best"][-1]
 
 
 def test_the_behavior_policy_is_a_registered_model(store, data):
