@@ -108,7 +108,7 @@ def parse(found: dict[str, Any]) -> Decisions:
     if not k or not looks:
         raise ValueError(f"{k} policies and {len(looks)} looks, expected at least one of each")
     best, rows = final["best"], [[str(x) for x in row] for row in final["rows"]]
-    if best is not None and not 0 <= int(best) < k or len(rows) != k + 1:
+    if (best is not None and not 0 <= int(best) < k) or len(rows) != k + 1:
         raise ValueError(f"best is {best} and there are {len(rows) - 1} rows, expected one of {k} policies, a row each")
     corrected = {key: np.nan if x is None else x for key, x in final["winner"].items()}
     return Decisions(
