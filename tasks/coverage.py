@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from manyfold import exact
-from manyfold.arrays import Array, check_number
+from manyfold.arrays import Array, Ints, check_number
 from manyfold.design.behavior import Fitted
 from manyfold.envs import Finite
 from manyfold.estimate import coverage, runs
@@ -50,7 +50,10 @@ ALPHA = 0.05
 SURE = ("on_policy", "pooled")  # the estimators that the aims are for
 BAND = (0.94, 0.97)  # aim: single and simultaneous intervals of SURE from FROM episodes on
 FROM = 100
-TRAINING, POOL = "CartPole", 40_000  # episodes that its runs are drawn from, and as many others for its truth
+TRAINING, POOL = (
+    "CartPole",
+    30_000,
+)  # episodes that its runs are drawn from (of mu a third), as many others for its truth
 CODE = ("coverage", "diagnostics", "estimators", "intervals", "loggers", "methods", "pooled", "ranking", "runs")
 
 
@@ -144,7 +147,8 @@ def checkpoints(job: Job) -> World:
 
     def logged(loggers: Loggers, name: str) -> dict[str, Array]:
         rng = stream("coverage", job.kind, loggers, name)
-        found = runs.returns(logging.log(loggers, size, rng), loggers, health=True)
+        many = size if loggers == "targets" else size // (3 * k) * k
+        found = runs.returns(logging.log(loggers, many, rng), loggers, health=True)
         return {returns: x for (_, returns), x in found.items()}
 
     def truth() -> dict[str, Array]:
@@ -191,7 +195,8 @@ def count(job: Job) -> dict[str, Array]:
     """
     world = KINDS[job.kind](job)
     points = np.array(points_of(len(world.truth)))
-    fixed, path, flagged, errors = [], [], [], []
+    fixed, path, flagged = [], [], []
+    errors: list[float] = []
     for first in range(0, job.runs, BATCH):
         some = [world.run(number) for number in range(first, min(first + BATCH, job.runs))]
         found = coverage.of_runs(COVERED, some, world.truth, points, int(points[-1]))
@@ -199,24 +204,15 @@ def count(job: Job) -> dict[str, Array]:
             each = [found[name][i] for name in COVERED]
             fixed.append([[row(held, world.truth) for held in one.fixed] for one in each])
             path.append([[one.path.held, one.path.best is not None, one.path.wrong] for one in each])
-            flagged.append(
-                [
-                    [missed(name, values, n, held) for n, held in zip(points.tolist(), one.fixed, strict=True)]
-                    for name, one in zip(COVERED, each, strict=True)
-                ]
-            )
+            flagged.append([flags(name, values, points, one.fixed) for name, one in zip(COVERED, each, strict=True)])
             if world.truth_error is not None and not errors:
-                errors.append(
-                    [
-                        (world.truth_error / coverage.sample_of(name, values, int(points[-1])).standard_error).max()
-                        for name in COVERED
-                    ]
-                )
+                last = [coverage.sample_of(name, values, int(points[-1])) for name in COVERED]
+                errors = [float((world.truth_error / one.standard_error).max()) for one in last]
     return {
         "fixed": np.mean(fixed, 0),
         "path": np.mean(path, 0),
         "trust": np.mean(flagged, 0),
-        "truth_error": np.array(errors[0] if errors else np.zeros(len(COVERED))),
+        "truth_error": np.array(errors or [0.0] * len(COVERED)),
     }
 
 
@@ -226,10 +222,13 @@ def row(held: coverage.Held, truth: Array) -> list[float]:
     return [float(held.single.mean()), held.simultaneous, held.difference, held.best is not None, wrong]
 
 
-def missed(name: str, values: runs.Values, episodes: int, held: coverage.Held) -> list[float]:
-    """The three numbers of `trust`."""
-    untrusted = coverage.untrusted_of(name, values, episodes)
-    return [float(x.mean()) for x in (~held.single, untrusted, ~held.single & untrusted)]
+def flags(name: str, values: runs.Values, points: Ints, fixed: list[coverage.Held]) -> list[list[float]]:
+    """The three numbers of `trust`, of each point."""
+    out = []
+    for n, held in zip(points.tolist(), fixed, strict=True):
+        untrusted, missed = coverage.untrusted_of(name, values, n), ~held.single
+        out.append([float(x.mean()) for x in (missed, untrusted, missed & untrusted)])
+    return out
 
 
 def jobs_of(study: Study, groups: int, repeats: int, data: Path) -> list[Job]:
@@ -241,11 +240,10 @@ def jobs_of(study: Study, groups: int, repeats: int, data: Path) -> list[Job]:
     for name in CODE:
         key.update((ROOT / "manyfold" / "estimate" / f"{name}.py").read_bytes())
     work = data / ".work" / "coverage" / key.hexdigest()[:12]
-    some = max(1, groups // 3)
     wanted = [
         (study.title, "study", groups),
-        (f"{study.title}, best policy twice", "tied", some),
-        ("Random MDPs, heavy tails", "random", groups),
+        (f"{study.title}, best policy twice", "tied", max(1, groups // 3)),
+        ("Random MDPs, heavy tails", "random", max(1, groups // 2)),
         (f"{TRAINING}'s checkpoints", "checkpoints", 1),
     ]
     return [
@@ -358,7 +356,7 @@ def draw(found: dict[str, list[dict[str, Array]]], path: Path) -> None:
     )
     lowest = 0.80
     for column, (title, one) in enumerate(mean.items()):
-        for i, kind in enumerate(("single", "simultaneous")):
+        for i in (0, 1):  # single, simultaneous
             ax = axes[i, column]
             ax.axhspan(*(100 * x for x in BAND), color="#BBBBBB", alpha=0.4, linewidth=0, label="aim: 94 to 97%")
             ax.axhline(95, color="#707070", linewidth=0.8, linestyle=":")
@@ -396,7 +394,9 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser = commands.parser("coverage", about, study=apart.GRIDWORLD)
     parser.add_argument("--runs", type=int, default=300, help="of each set of policies (default 300)")
-    parser.add_argument("--groups", type=int, default=30, help="of the study, and random MDPs (default 30)")
+    parser.add_argument(
+        "--groups", type=int, default=30, help="of the study (default 30); of the other sets a half or a third of that"
+    )
     parser.add_argument("--workers", type=int, default=2, help="sets at once (default 2)")
     args = parser.parse_args(arguments)
 

@@ -77,8 +77,10 @@ def values_of(estimator: str, values: runs.Values, episodes: int) -> tuple[Array
 def untrusted_of(estimator: str, values: runs.Values, episodes: int) -> Bools:
     """Which policies' estimates can't be trusted, by the diagnosis of the first episodes of a run, `[K]`."""
     method = METHODS[estimator]
-    log_w = values[method.loggers, method.weights][..., :episodes]
-    return np.array([bool(said) for said in trust(diagnose(log_w, values_of(estimator, values, episodes)[0]))])
+    log_w, x = values[method.loggers, method.weights][..., :episodes], values_of(estimator, values, episodes)[0]
+    if method.own:
+        log_w, x = (np.stack([y[i, i :: len(y)] for i in range(len(y))]) for y in (log_w, x))
+    return np.array([bool(said) for said in trust(diagnose(log_w, x))])
 
 
 def at_once(found: Sample, truth: Array, alpha: float = 0.05) -> Held:
