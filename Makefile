@@ -7,7 +7,7 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 export MLFLOW_DISABLE_TELEMETRY := true
 export DO_NOT_TRACK := 1
 
-.PHONY: main paper report ui worker test test-slow lint format select calibrate apart bench bench-memory bench-learning cluster check setup clean
+.PHONY: main paper report ui worker test test-slow lint format select calibrate apart coverage bench bench-memory bench-learning cluster check setup clean
 .DEFAULT_GOAL := main
 
 main: .venv/ready
@@ -61,6 +61,9 @@ calibrate: .venv/ready
 
 apart: .venv/ready
 	$(BIN)/python -m tasks.apart
+
+coverage: .venv/ready
+	$(BIN)/python -m tasks.coverage
 
 cluster: .venv/ready
 	$(BIN)/python -m flows.cluster

@@ -11,6 +11,8 @@ What is public (everything else may change without notice):
     Behavior, variance_problem, predict, forecast, recommend, cost, verdict, export
                                                                           mu and ODI, what they and others promise
     evaluate, collect, pool, combine, plan, first_states, Estimate        K policies from their own episodes in turns
+    sample, decide, winner, until, play, Sample, Decision, Stopped, Returns; the modules intervals and exports
+                                                                          who is best, how sure that is, when to stop
     ESTIMATORS, METHODS, RETURNS, rollout_tabular, in_turns, pooled_truth online episodes and what they say
     FiniteMDP; the modules exact, similarity, estimators, diagnostics and rollout
                                                                           exact dynamic programming, Theorems 3 and 4,
@@ -37,19 +39,26 @@ _PUBLIC = {
     "FiniteMDP": "mdp",
     "Gridworld": "envs.gridworld",
     "GymnasiumEnvironment": "envs.gymnasium",
+    "ChosenPolicySet": "policies",
+    "Decision": "estimate.ranking",
     "JoinedPolicySet": "policies",
     "MlpPolicySet": "policies",
     "ModulePolicySet": "policies",
     "PolicySet": "policies",
     "METHODS": "estimate.methods",
     "RETURNS": "estimate.methods",
+    "Returns": "estimate.stopping",
+    "Played": "estimate.stopping",
+    "Sample": "estimate.intervals",
     "Spec": "policies.mlp",
+    "Stopped": "estimate.stopping",
     "TabularPolicySet": "policies",
     "Transitions": "data.transitions",
     "ValueNets": "fqe.nets",
     "Writer": "data.transitions",
     "collect": "estimate.evaluation",
     "combine": "estimate.evaluation",
+    "decide": "estimate.ranking",
     "evaluate": "estimate.evaluation",
     "cost": "design.prediction",
     "export": "design.export",
@@ -59,6 +68,7 @@ _PUBLIC = {
     "in_turns": "rollout",
     "moment_reward": "fqe.problems",
     "plan": "estimate.shares",
+    "play": "estimate.stopping",
     "policy_weights": "fqe.problems",
     "pool": "estimate.evaluation",
     "pooled_truth": "estimate.runs",
@@ -67,11 +77,14 @@ _PUBLIC = {
     "q_problem": "fqe.problems",
     "recommend": "design.prediction",
     "rollout_tabular": "rollout",
+    "sample": "estimate.intervals",
+    "until": "estimate.stopping",
     "variance_problem": "design.prediction",
     "verdict": "design.prediction",
+    "winner": "estimate.ranking",
 }
 _RENAMED = {"FitConfig": ("fqe.engine", "Config"), "load_policies": ("policies", "load")}
-_MODULES = {"diagnostics": "estimate.diagnostics", "estimators": "estimate.estimators"}
+_MODULES = {name: f"estimate.{name}" for name in ("diagnostics", "estimators", "exports", "intervals")}
 
 __all__ = ["__version__", "exact", "rollout", "similarity", *_MODULES, *_PUBLIC, *_RENAMED]
 

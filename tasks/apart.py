@@ -152,16 +152,21 @@ def checkpoints_of(title: str, training: Training, params: dict[str, Any], amoun
     return Panel(title, "training steps between checkpoints", points)
 
 
-def measure(point: Point) -> Array:
-    """n times the variance of every estimator's estimate from n episodes; `[groups, E, K]`."""
-    torch.set_num_threads(1)
+def fit(point: Point) -> None:
+    """Targets, logged data and fits, by the stages themselves, where they are missing."""
     study, data = point.study, point.data
     for stage in STAGES:
         if not (data / stage.name / study.name).exists():
             groups, work = stage.prepare(study, data)
             stage.run(study, list(range(groups)), work, data)
             stage.collect(study, groups, work, data)
-    found = []
+
+
+def measure(point: Point) -> Array:
+    """n times the variance of every estimator's estimate from n episodes; `[groups, E, K]`."""
+    torch.set_num_threads(1)
+    fit(point)
+    study, data, found = point.study, point.data, []
     for number in range(point.amount.groups):
         file = point.measured / f"{group_name(number)}.safetensors"
         group = Group(study, number, data)
