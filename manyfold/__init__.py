@@ -3,7 +3,8 @@
 What is public (everything else may change without notice):
 
     Environment, Gridworld, BinnedMujoco, GymnasiumEnvironment, Finite    where episodes happen
-    PolicySet, TabularPolicySet, MlpPolicySet, ModulePolicySet, CallablePolicySet, JoinedPolicySet, load_policies
+    PolicySet, TabularPolicySet, MlpPolicySet, ModulePolicySet, CallablePolicySet, JoinedPolicySet,
+    ChosenPolicySet, load_policies
     Spec                                                                  K policies at once, what their tensors mean
     Transitions, Writer, About, Episodes                                  logged tuples, whole episodes
     fit, FitConfig, ValueNets, q_problem, q_hat_problem, moment_reward, policy_weights
@@ -11,7 +12,7 @@ What is public (everything else may change without notice):
     Behavior, variance_problem, predict, forecast, recommend, cost, verdict, export
                                                                           mu and ODI, what they and others promise
     evaluate, collect, pool, combine, plan, first_states, Estimate        K policies from their own episodes in turns
-    sample, decide, winner, until, play, Sample, Decision, Stopped, Returns; the modules intervals and exports
+    sample, decide, winner, until, play, Sample, Decision, Stopped, Returns, Played; modules intervals and exports
                                                                           who is best, how sure that is, when to stop
     ESTIMATORS, METHODS, RETURNS, rollout_tabular, in_turns, pooled_truth online episodes and what they say
     FiniteMDP; the modules exact, similarity, estimators, diagnostics and rollout

@@ -17,7 +17,7 @@ def certain(mean, error=0.1, freedom=1e6):
 
 def test_p_values_by_hand():
     found = Contrasts(
-        np.array([1.0, 2.0, 3.0, 3.0]), np.array([0.5, 1.0, 0.0, 0.0]), np.array([4.0, 9, 1, 1]), np.eye(4)
+        np.array([1.0, 2.0, 3.0, 3.0]), np.array([0.5, 1.0, 0.0, 0.0]), np.array([4.0, 9, 1, 1]), np.ones(4), np.eye(4)
     )
     p = p_values(found, np.array([0.0, 2.0, 3.0, 3.1]))
     np.testing.assert_allclose(p, [2 * stats.t.sf(2, 4), 1.0, 1.0, 0.0])
