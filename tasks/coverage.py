@@ -51,10 +51,8 @@ SURE = ("on_policy", "pooled")  # the estimators that the aims are for
 BAND = (0.94, 0.97)  # aim: single and simultaneous intervals of SURE from FROM episodes on
 FROM = 100
 NEAR = 0.9  # a panel whose shares are all above begins there, others at 0
-TRAINING, POOL = (
-    "CartPole",
-    30_000,
-)  # episodes that its runs are drawn from (of mu a third), as many others for its truth
+TRAINING = "CartPole"
+POOL = 30_000  # episodes that its runs are drawn from (of mu a third), and as many others for its truth
 CODE = ("coverage", "diagnostics", "estimators", "intervals", "loggers", "methods", "pooled", "ranking", "runs")
 
 

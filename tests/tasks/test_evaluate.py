@@ -9,6 +9,7 @@ import pytest
 
 from manyfold import exact
 from manyfold.envs import Gridworld
+from manyfold.estimate import coverage
 from manyfold.estimate.registry import ESTIMATORS
 from tasks import evaluate, report, studies, truth
 from tasks.groups import Group
@@ -155,3 +156,28 @@ def test_many_on_policy_episodes_agree_with_the_exact_values(data, capsys):
     assert capsys.readouterr().err.endswith(
         "targets/ant/group-00: no such folder, expected the stage `targets` to have run\n"
     )
+
+
+def test_decisions_are_of_the_first_run_and_end_with_its_estimates(data):
+    """Of group 0: the last means are the run's own estimates, and what is said of them is `ranking`'s."""
+    found, result = json.loads((data / "evaluate" / GRID.name / "decisions.json").read_text()), load(data)
+    pooled = list(ESTIMATORS).index("pooled")
+    final, names = found["final"], Group(GRID, 0, data).policies().names
+    assert tuple(found["policies"]) == names
+    assert final["episodes"] == found["looks"][-1]["episodes"] == result.points[-1]
+    np.testing.assert_allclose(final["mean"], result.estimates[0, pooled, -1], atol=1e-5)
+    np.testing.assert_allclose(np.sum(final["p_best"]), 1, atol=1e-5)
+    assert final["winner"]["policy"] == int(np.argmax(final["mean"]))
+    wide = np.subtract(found["looks"][-1]["high"], found["looks"][-1]["low"])
+    assert (wide > np.subtract(final["high"], final["low"])).all()  # for all times, against one look
+    assert [row[0] for row in final["rows"][1:]] == [names[i] for i in np.argsort(-np.array(final["mean"]))]
+
+
+def test_intervals_about_another_truth_do_not_hold():
+    values = {("targets", "pdis"): np.random.default_rng(0).normal(5.0, 1.0, (2, 40))}
+    found = {}
+    for value in (5.0, 50.0):
+        some = coverage.of_runs(["on_policy"], [values], np.full(2, value), np.array([40]), 40)
+        found[value] = coverage.shares(some["on_policy"])[0]
+    np.testing.assert_array_equal(found[5.0], 1)
+    np.testing.assert_array_equal(found[50.0], [0, 0, 1, 0])  # differences are still 0
