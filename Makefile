@@ -16,7 +16,7 @@ main: .venv/ready
 paper: .venv/ready
 	$(BIN)/python -m flows.pipeline --all
 
-test: lint
+test: lint .venv/browser
 	$(BIN)/coverage run -m pytest
 	$(BIN)/coverage report
 
@@ -75,6 +75,14 @@ setup: .venv/ready
 
 clean:
 	rm -rf .venv .coverage .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info
+
+# Pages are opened in a real browser by their tests, which skip where there is none (and fail where CI is true).
+.venv/browser: .venv/ready
+	@for name in chromium chromium-browser google-chrome; do command -v $$name >/dev/null && touch $@ && exit; done; \
+	echo "make: installing Chromium, which the tests of pages use"; \
+	[ "$$(id -u)" = 0 ] || as="sudo -n"; \
+	{ $$as apt-get update && $$as apt-get install --yes --no-install-recommends chromium; } >$@.log 2>&1 </dev/null \
+	&& touch $@ || echo "make: Chromium could not be installed ($@.log): tests that need it will be skipped"
 
 .venv/ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; v == (3, 11) or sys.exit(f"make: expected Python 3.11, found {v[0]}.{v[1]}; run make PYTHON=python3.11")'

@@ -27,8 +27,9 @@ from manyfold import exact
 from manyfold.arrays import Array, Ints
 from manyfold.envs import Environment, GymnasiumEnvironment
 from manyfold.estimate import runs
-from manyfold.estimate.evaluation import Pooling, collect
+from manyfold.estimate.collecting import collect
 from manyfold.estimate.loggers import logging_of
+from manyfold.estimate.sources import Pooling
 from manyfold.estimate.stopping import Part, until
 from manyfold.policies import ChosenPolicySet, PolicySet
 from manyfold.streams import stream
@@ -108,6 +109,8 @@ def adastop(source: OnPolicy, seed: int) -> Found:
 class Designed:
     """MPE + q for `until`: all policies from episodes of mu."""
 
+    known, selective = 0, False
+
     def __init__(self, group: Group, env: Environment, rng: np.random.Generator) -> None:
         self.names, self.rng = group.policies().names, rng
         self.logging, self.horizon = logging_of(env, design(group)), env.horizon
@@ -116,7 +119,7 @@ class Designed:
     def begin(self, which: Ints) -> None:
         """Always of all policies: mu was designed for them."""
 
-    def more(self, rounds: int) -> Part:
+    def more(self, rounds: int, focus: Ints | None = None) -> Part:
         found = runs.returns(self.logging.log("mu", rounds * K, self.rng), "mu")
         self.values = np.concatenate([self.values, found["mu", "baseline"]], -1)
         n = self.values.shape[-1]

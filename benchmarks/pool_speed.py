@@ -13,7 +13,8 @@ import torch
 from benchmarks.robots import RULE, asked_for, trained
 from benchmarks.show import show
 from manyfold.envs import BinnedMujoco
-from manyfold.estimate.evaluation import collect, pool
+from manyfold.estimate.collecting import collect
+from manyfold.estimate.evaluation import pool
 from manyfold.streams import stream
 
 EPISODES = 2000

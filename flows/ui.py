@@ -44,8 +44,14 @@ def explain(mlflow: int, prefect: int) -> str:
         f"  export PREFECT_API_URL=http://127.0.0.1:{prefect}/api\n"
         f'  export PREFECT_API_AUTH_STRING="$(cat {AUTH})"\n'
         "  prefect deployment run pipeline/gridworld\n"
-        "Ctrl-C ends both."
+        f"{pages()}Ctrl-C ends both."
     )
+
+
+def pages(reports: Path = ROOT / "data" / "report") -> str:
+    """Where the pages of the studies are that have been computed, a line each."""
+    found = sorted(reports.glob("*/page.html"))
+    return "".join(f"{path.parent.name}: {path.resolve().as_uri()}\n" for path in found)
 
 
 def main(arguments: list[str] | None = None) -> int:

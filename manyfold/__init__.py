@@ -3,9 +3,9 @@
 What is public (everything else may change without notice):
 
     Environment, Gridworld, BinnedMujoco, GymnasiumEnvironment, Finite    where episodes happen
-    PolicySet, TabularPolicySet, MlpPolicySet, ModulePolicySet, CallablePolicySet, JoinedPolicySet,
-    ChosenPolicySet, load_policies
-    Spec                                                                  K policies at once, what their tensors mean
+    load_policies, PolicySet, TabularPolicySet, MlpPolicySet, ModulePolicySet, CallablePolicySet, JoinedPolicySet,
+    ChosenPolicySet, ActorSet                                             K policies at once, with densities or without
+    Spec, Gaussian, MultiCategorical                                      what a network's tensors and outputs mean
     Transitions, Writer, About, Episodes                                  logged tuples, whole episodes
     fit, FitConfig, ValueNets, q_problem, q_hat_problem, moment_reward, policy_weights
                                                                           fitted q and q_hat; r_hat; next weights pi
@@ -32,12 +32,14 @@ _PUBLIC = {
     "Behavior": "design.behavior",
     "BinnedMujoco": "envs.binned_mujoco",
     "CallablePolicySet": "policies",
+    "ActorSet": "policies.actors",
     "ESTIMATORS": "estimate.registry",
     "Estimate": "estimate.evaluation",
     "Environment": "envs.base",
     "Episodes": "data.episodes",
     "Finite": "envs.base",
     "FiniteMDP": "mdp",
+    "Gaussian": "policies.heads",
     "Gridworld": "envs.gridworld",
     "GymnasiumEnvironment": "envs.gymnasium",
     "ChosenPolicySet": "policies",
@@ -45,6 +47,7 @@ _PUBLIC = {
     "JoinedPolicySet": "policies",
     "MlpPolicySet": "policies",
     "ModulePolicySet": "policies",
+    "MultiCategorical": "policies.heads",
     "PolicySet": "policies",
     "METHODS": "estimate.methods",
     "RETURNS": "estimate.methods",
@@ -57,16 +60,17 @@ _PUBLIC = {
     "Transitions": "data.transitions",
     "ValueNets": "fqe.nets",
     "Writer": "data.transitions",
-    "collect": "estimate.evaluation",
+    "collect": "estimate.collecting",
     "combine": "estimate.evaluation",
     "decide": "estimate.ranking",
-    "evaluate": "estimate.evaluation",
+    "evaluate": "door",
     "cost": "design.prediction",
     "export": "design.export",
-    "first_states": "estimate.evaluation",
+    "first_states": "estimate.collecting",
     "fit": "fqe.engine",
     "forecast": "design.prediction",
     "in_turns": "rollout",
+    "load_policies": "policies.loading",
     "moment_reward": "fqe.problems",
     "plan": "estimate.shares",
     "play": "estimate.stopping",
@@ -84,7 +88,7 @@ _PUBLIC = {
     "verdict": "design.prediction",
     "winner": "estimate.ranking",
 }
-_RENAMED = {"FitConfig": ("fqe.engine", "Config"), "load_policies": ("policies", "load")}
+_RENAMED = {"FitConfig": ("fqe.engine", "Config")}
 _MODULES = {name: f"estimate.{name}" for name in ("diagnostics", "estimators", "exports", "intervals")}
 
 __all__ = ["__version__", "exact", "rollout", "similarity", *_MODULES, *_PUBLIC, *_RENAMED]

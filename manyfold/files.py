@@ -43,10 +43,15 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
         shutil.rmtree(part, ignore_errors=True)
 
 
+def write_text(path: Path, text: str) -> None:
+    """UTF-8, atomically."""
+    with atomic(path) as part:
+        part.write_text(text, encoding="utf-8")
+
+
 def write_json(path: Path, value: object) -> None:
     """Indented JSON, atomically."""
-    with atomic(path) as part:
-        part.write_text(json.dumps(value, indent=1) + "\n")
+    write_text(path, json.dumps(value, indent=1) + "\n")
 
 
 def sha256(path: Path) -> str:

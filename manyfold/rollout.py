@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from manyfold.arrays import Array, Bools, Ints, check_distributions, check_number, check_shape
-from manyfold.envs.base import Environment, Finite
+from manyfold.draws import Draws, Seeds
+from manyfold.envs.base import Environment, Finite, Seedable
 from manyfold.mdp import FiniteMDP
 from manyfold.policies.base import PolicySet, sample_actions
 from manyfold.policies.tabular import TabularPolicySet
@@ -30,7 +31,17 @@ class Choice(NamedTuple):
     note: Callable[[Ints], Noted] = lambda actions: {}  # what to keep of the step, given the actions taken [n]
 
 
-Choose = Callable[[NDArray[Any], Ints, Ints], Choice]  # (observations [n, width], t [n], loggers [n]) -> Choice
+class Drawn(NamedTuple):
+    """A step that is chosen already, where actions are vectors."""
+
+    actions: NDArray[Any]  # as they are kept, [n, d]
+    sent: NDArray[Any]  # as the environment gets them, [n, d]
+    prob: Array  # their density under each episode's own logger, [n]
+    noted: Noted
+
+
+# (observations [n, width], t [n], loggers [n]) -> Choice or Drawn
+Choose = Callable[[NDArray[Any], Ints, Ints], Choice | Drawn]
 
 
 @dataclass(frozen=True)
@@ -40,7 +51,7 @@ class Steps:
     episode: Ints
     t: Ints
     state: NDArray[Any]
-    action: Ints
+    action: NDArray[Any]  # [n], or [n, d]
     reward: Array
     next_state: NDArray[Any]
     terminated: Bools
@@ -86,7 +97,12 @@ def in_turns(policies: PolicySet) -> Choose:
 
 
 def rollout(
-    env: Environment, choose: Choose, loggers: Ints, rng: np.random.Generator, size: int = 0
+    env: Environment,
+    choose: Choose,
+    loggers: Ints,
+    rng: np.random.Generator,
+    size: int = 0,
+    seeded: tuple[Draws, Seeds] | None = None,
 ) -> Iterator[Steps]:
     """Runs one episode for each entry of `loggers`, and hands on whole episodes in their order.
 
@@ -94,6 +110,8 @@ def rollout(
         choose: says how a step is chosen, given which logger runs each episode.
         loggers: the logger of each episode, `[N]`.
         size: episodes of a block; all of them, where all run at once, or `BLOCK` if left out.
+        seeded: what actions are drawn by instead of `rng`, and each episode's own seed `[N]`: an episode is then the
+            same whatever runs beside it, where the environment takes seeds.
     """
     check_number("size", size, 0)
     loggers = np.asarray(loggers)
@@ -103,12 +121,19 @@ def rollout(
         )
     episodes = len(loggers)
     size = size or (BLOCK if env.slots else episodes)
-    return _blocks(_play(env, choose, loggers, rng), episodes, size)
+    return _blocks(play(env, choose, loggers, rng, seeded), episodes, size)
 
 
-def _play(env: Environment, choose: Choose, loggers: Ints, rng: np.random.Generator) -> Iterator[Steps]:
-    """One step of all episodes that are running, again and again until the last one has ended."""
+def play(
+    env: Environment,
+    choose: Choose,
+    loggers: Ints,
+    rng: np.random.Generator,
+    seeded: tuple[Draws, Seeds] | None = None,
+) -> Iterator[Steps]:
+    """One step of all episodes that are running, again and again until the last one has ended; see `rollout`."""
     episodes = len(loggers)
+    draws, seeds = seeded or (rng, None)
     running = env.open(min(env.slots or episodes, episodes), rng)
     begun, episode, obs = 0, np.zeros(running.n, dtype=np.int64), np.empty(0)
     while True:
@@ -116,25 +141,36 @@ def _play(env: Environment, choose: Choose, loggers: Ints, rng: np.random.Genera
         if free.size:
             episode[free] = np.arange(begun, begun + free.size)
             begun += free.size
+            if seeds is not None and isinstance(running, Seedable):
+                running.seed(free, seeds[episode[free]])
             obs = running.reset(free)
         going = np.flatnonzero(~running.done)
         if not going.size:
             return
         active: Any = going if going.size < running.n else slice(None)  # all of them: nothing to pick
         state, t, who = obs[active], running.t[active].copy(), episode[active].copy()
-        probs, note = choose(state, t, loggers[who])
-        if probs.shape != (len(who), env.n_actions) or not (
-            probs.min() >= 0 and np.abs(probs.sum(-1) - 1).max() < 1e-5
-        ):
-            raise ValueError(
-                f"a logger's probabilities at t={t[0]} have shape {list(probs.shape)} and sum to "
-                f"{' '.join(str(probs.sum(-1)).split()):.40}, expected {[len(who), env.n_actions]} and 1"
-            )
-        actions = np.zeros(running.n, dtype=np.int64)
-        actions[active] = taken = sample_actions(probs, rng)
+        if isinstance(draws, Draws) and seeds is not None:
+            draws.at(seeds[who], t)
+        chosen = choose(state, t, loggers[who])
+        drawn = chosen if isinstance(chosen, Drawn) else _draw(chosen, len(who), env.n_actions, int(t[0]), draws)
+        actions = np.zeros((running.n, *drawn.sent.shape[1:]), dtype=drawn.sent.dtype)
+        actions[active] = drawn.sent
         obs, rewards, terminated, truncated = running.step(actions)
         moved = rewards[active], obs[active], terminated[active], truncated[active]
-        yield Steps(who, t, state, taken, *moved, probs[np.arange(len(taken)), taken], note(taken))
+        noted = chosen.note(drawn.actions) if isinstance(chosen, Choice) else drawn.noted
+        yield Steps(who, t, state, drawn.actions, *moved, drawn.prob, noted)
+
+
+def _draw(choice: Choice, n: int, n_actions: int, t: int, rng: np.random.Generator | Draws) -> Drawn:
+    """Counted actions by their probabilities; what is noted of them waits until the step was made."""
+    probs = choice.probs
+    if probs.shape != (n, n_actions) or not (probs.min() >= 0 and np.abs(probs.sum(-1) - 1).max() < 1e-5):
+        raise ValueError(
+            f"a logger's probabilities at t={t} have shape {list(probs.shape)} and sum to "
+            f"{' '.join(str(probs.sum(-1)).split()):.40}, expected {[n, n_actions]} and 1"
+        )
+    taken = sample_actions(probs, rng)
+    return Drawn(taken, taken, probs[np.arange(n), taken], {})
 
 
 def _blocks(steps: Iterable[Steps], episodes: int, size: int) -> Iterator[Steps]:

@@ -25,7 +25,8 @@ from rich.progress import Progress
 from manyfold import exact
 from manyfold.arrays import Array, check_number
 from manyfold.estimate import runs, summary
-from manyfold.estimate.evaluation import collect, pool
+from manyfold.estimate.collecting import collect
+from manyfold.estimate.evaluation import pool
 from manyfold.estimate.loggers import logging_of
 from manyfold.estimate.methods import LOGGERS, METHODS
 from manyfold.estimate.registry import ESTIMATORS

@@ -1,8 +1,8 @@
 """Stage `behavior`: designs mu from the fits and says, before any online episode, what it will give.
 
 For each group: the predicted variances of on-policy MC, MPE, MPE + q and pooled evaluation for every target, how alike
-the targets are, and a verdict. mu of the first group is exported as self-contained files; others on demand, by
-`python -m tasks.export`.
+the targets are, and a verdict. mu of the first group is exported as self-contained files, unless the policies are ONNX
+graphs; others on demand, by `python -m tasks.export`.
 """
 
 import json
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from manyfold.arrays import check_number
 from manyfold.design.behavior import Behavior
-from manyfold.design.export import export
+from manyfold.design.export import export, exportable
 from manyfold.design.prediction import LABELS, Predicted, Prediction, forecast, recommend, similar, verdict
 from manyfold.files import atomic_folder, sha256, write_json
 from manyfold.fqe import Check, Config, Problem
@@ -74,7 +74,7 @@ def finish(group: Group, behavior: Behavior, prediction: Prediction, folder: Pat
         **{name: json_numbers(x) for name, x in alike._asdict().items()},
     }
     write_json(folder / "behavior.json", about)
-    if group.number == 0:
+    if group.number == 0 and exportable(behavior.policies):
         export_group(group, behavior, folder)
 
 

@@ -26,7 +26,7 @@ from manyfold import exact
 from manyfold.arrays import Array, Ints, check_number
 from manyfold.design.behavior import Fitted
 from manyfold.envs import Finite
-from manyfold.estimate import coverage, runs
+from manyfold.estimate import coverage, intervals, runs
 from manyfold.estimate.loggers import Logging, TabularLogging, logging_of
 from manyfold.estimate.methods import Loggers
 from manyfold.estimate.registry import ESTIMATORS
@@ -48,6 +48,7 @@ POINTS = (50, 100, 200, 500, 1000)  # episodes; rounded up to whole rounds of al
 BATCH = 20  # runs at once
 ALPHA = 0.05
 SURE = ("on_policy", "pooled")  # the estimators that the aims are for
+WAYS = ("Bounded", *(ESTIMATORS[name].label for name in SURE))  # intervals that are compared where returns are bounded
 BAND = (0.94, 0.97)  # aim: single and simultaneous intervals of SURE from FROM episodes on
 FROM = 100
 NEAR = 0.9  # a panel whose shares are all above begins there, others at 0
@@ -62,6 +63,7 @@ class World(NamedTuple):
     truth: Array  # [K]
     run: Callable[[int], runs.Values]  # one run of as many episodes as the last point says, by its number
     truth_error: Array | None = None  # where the truth is not exact, [K]
+    bounds: tuple[float, float] | None = None  # of returns, where there are any that say something
 
 
 @dataclass(frozen=True)
@@ -164,7 +166,8 @@ def checkpoints(job: Job) -> World:
     def run(number: int) -> runs.Values:
         return runs.draw(pool, last, stream("coverage", job.kind, "draw", number))
 
-    return World(known["truth"], run, known["error"])
+    bounds = 0.0, float(training.horizon)  # a reward of 1 for every step
+    return World(np.clip(known["truth"], *bounds), run, known["error"], bounds)
 
 
 KINDS: dict[str, Callable[[Job], World]] = {
@@ -191,10 +194,11 @@ def count(job: Job) -> dict[str, Array]:
     path   `[E, 3]`: anytime intervals of all policies hold at all looks, best known at some look, wrong at some look
     trust  `[E, P, 3]`: of all intervals of single policies: missed, flagged, missed and flagged
     truth_error: the largest error of the truth over that of the estimate after the last point, `[E]`
+    bounded `[WAYS, P, 3]`: single, simultaneous hold, half the width of single ones; where returns have known bounds
     """
     world = KINDS[job.kind](job)
     points = np.array(points_of(len(world.truth)))
-    fixed, path, flagged = [], [], []
+    fixed, path, flagged, bounded = [], [], [], []
     errors: list[float] = []
     for first in range(0, job.runs, BATCH):
         some = [world.run(number) for number in range(first, min(first + BATCH, job.runs))]
@@ -204,15 +208,19 @@ def count(job: Job) -> dict[str, Array]:
             fixed.append([[row(held, world.truth) for held in one.fixed] for one in each])
             path.append([[one.path.held, one.path.best is not None, one.path.wrong] for one in each])
             flagged.append([flags(name, values, points, one.fixed) for name, one in zip(COVERED, each, strict=True)])
+            if world.bounds is not None:
+                bounded.append(by_bounds(values, points, world.truth, world.bounds))
             if world.truth_error is not None and not errors:
                 last = [coverage.sample_of(name, values, int(points[-1])) for name in COVERED]
-                errors = [float((world.truth_error / one.standard_error).max()) for one in last]
-    return {
+                with np.errstate(divide="ignore"):
+                    errors = [float((world.truth_error / one.standard_error).max()) for one in last]
+    counted = {
         "fixed": np.mean(fixed, 0),
         "path": np.mean(path, 0),
         "trust": np.mean(flagged, 0),
         "truth_error": np.array(errors or [0.0] * len(COVERED)),
     }
+    return counted | ({"bounded": np.mean(bounded, 0)} if bounded else {})
 
 
 def row(held: coverage.Held, truth: Array) -> list[float]:
@@ -230,8 +238,27 @@ def flags(name: str, values: runs.Values, points: Ints, fixed: list[coverage.Hel
     return out
 
 
-def jobs_of(study: Study, groups: int, repeats: int, data: Path) -> list[Job]:
-    """All sets; the work folder's name changes with the code and the data that decide the numbers."""
+def by_bounds(values: runs.Values, points: Ints, truth: Array, bounds: tuple[float, float]) -> list[list[list[float]]]:
+    """The three numbers of `bounded`, of each way and point: from the bounds of returns, and from the sample alone.
+
+    Of several policies at once, bounded intervals have alpha / K each.
+    """
+    k, plain = len(truth), values["targets", "pdis"]
+    out: list[list[list[float]]] = [[] for _ in WAYS]
+    for n in points.tolist():
+        own = [x[i:n:k] for i, x in enumerate(plain)]
+        made = [(intervals.bounded(own, *bounds), intervals.bounded(own, *bounds, ALPHA / k))]
+        for name in SURE:
+            found = coverage.sample_of(name, values, n)
+            made.append((intervals.single(found), intervals.simultaneous(found)))
+        for way, (single, every) in zip(out, made, strict=True):
+            hold = [coverage.holds(x, truth) for x in (single, every)]
+            way.append([float(hold[0].mean()), float(hold[1].all()), float((single.high - single.low).mean() / 2)])
+    return out
+
+
+def jobs_of(study: Study, groups: int, repeats: int, data: Path, only: str | None = None) -> list[Job]:
+    """All sets, or one kind; the work folder's name changes with the code and the data that decide the numbers."""
     there, seen = earlier(NEEDS, study, data)
     if groups > there:
         raise ValueError(f"--groups is {groups}, expected at most the {there} groups of {study.name}")
@@ -246,7 +273,10 @@ def jobs_of(study: Study, groups: int, repeats: int, data: Path) -> list[Job]:
         (f"{TRAINING}'s checkpoints", "checkpoints", 1),
     ]
     return [
-        Job(title, kind, number, repeats, study, data, work) for title, kind, many in wanted for number in range(many)
+        Job(title, kind, number, repeats, study, data, work)
+        for title, kind, many in wanted
+        if only in (None, kind)
+        for number in range(many)
     ]
 
 
@@ -272,6 +302,7 @@ def run(jobs: list[Job], workers: int) -> dict[str, list[dict[str, Array]]]:
 FIXED = ("single", "simultaneous", "differences", "best known", "best wrong")
 PATH = ("anytime", "best known", "best wrong")
 TRUST = ("missed", "flagged", "missed and flagged")
+BOUNDED = ("single", "simultaneous", "half-width")
 
 
 def means(found: dict[str, list[dict[str, Array]]]) -> dict[str, dict[str, Array]]:
@@ -291,6 +322,11 @@ def numbers(found: dict[str, list[dict[str, Array]]], repeats: int) -> dict[str,
             one[name]["path"] = {kind: round(float(x), 5) for kind, x in zip(PATH, mean["path"][e], strict=True)}
             off = float(mean["truth_error"][e])  # infinite where the estimate's own is 0
             one[name]["truth's error over the estimate's"] = round(off, 3) if np.isfinite(off) else None
+        if "bounded" in mean:
+            one["bounded"] = {
+                way: {kind: [round(float(x), 5) for x in row] for kind, row in zip(BOUNDED, rows.T, strict=True)}
+                for way, rows in zip(WAYS, mean["bounded"], strict=True)
+            }
         out["sets"][title] = one
     return out
 
@@ -322,6 +358,16 @@ def trust_rows(found: dict[str, list[dict[str, Array]]]) -> Rows:
             miss, flag, both = mean["trust"][e, at:].mean(0)
             caught, rest = both / miss if miss else 0.0, (miss - both) / (1 - flag) if flag < 1 else 0.0
             rows.append((title, ESTIMATORS[name].label, *(percent(x) for x in (miss, flag, caught, rest))))
+    return rows
+
+
+def bounded_rows(found: dict[str, list[dict[str, Array]]]) -> Rows:
+    """Where returns are bounded: percentages that hold, single / simultaneous, and half-widths; header first."""
+    rows: list[tuple[str, ...]] = [("policies of", "intervals", *(f"{n:,} episodes" for n in POINTS))]
+    for title, mean in means(found).items():
+        for way, each in zip(WAYS, mean.get("bounded", ()), strict=False):
+            columns = (f"{percent(one)} / {percent(every)}, +- {wide:.3g}" for one, every, wide in each)
+            rows.append((title, way, *columns))
     return rows
 
 
@@ -389,6 +435,8 @@ def tables(found: dict[str, list[dict[str, Array]]], repeats: int) -> Iterator[t
     yield "all", "Held, % (after 100 / 1,000 episodes)", rows_of(found, repeats)
     yield "trust", "Misses that the diagnosis flags, %", trust_rows(found)
     yield "aims", "Aims, %", aims(found)
+    if len(rows := bounded_rows(found)) > 1:
+        yield "bounded", "Where returns are bounded: held, % (single / simultaneous), and half-width", rows
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -401,14 +449,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--groups", type=int, default=30, help="of the study (default 30); of the other sets a half or a third of that"
     )
+    parser.add_argument("--only", choices=tuple(KINDS), help="one kind of set; its results go to data/coverage/<kind>")
     parser.add_argument("--workers", type=int, default=2, help="sets at once (default 2)")
     args = parser.parse_args(arguments)
 
     def work() -> None:
         for name in ("runs", "groups", "workers"):
             check_number(f"--{name}", getattr(args, name), 1, 10_000)
-        found = run(jobs_of(studies.read(args.study), args.groups, args.runs, args.data), args.workers)
-        folder = args.data / "coverage"
+        found = run(jobs_of(studies.read(args.study), args.groups, args.runs, args.data, args.only), args.workers)
+        folder = args.data / "coverage" / (args.only or "")
         folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / "all.json", numbers(found, args.runs))
         draw(found, folder / "all")

@@ -8,7 +8,7 @@ from manyfold.data.transitions import Transitions
 from manyfold.envs import Environment
 from manyfold.files import with_ending
 from manyfold.fqe.nets import ValueNets
-from manyfold.policies import MlpPolicySet, TabularPolicySet
+from manyfold.policies import PolicySet
 from tasks.studies import Study, group_name, make_environment
 
 
@@ -26,11 +26,11 @@ class Group:
     def environment(self) -> Environment:
         return make_environment(self.study, self.number, self.folder("targets"))
 
-    def policies(self) -> MlpPolicySet | TabularPolicySet:
+    def policies(self) -> PolicySet:
         """The K targets."""
         return policy_sets.load(self.folder("targets") / "targets")
 
-    def loggers(self) -> MlpPolicySet | TabularPolicySet:
+    def loggers(self) -> PolicySet:
         """The policies that log offline data: the history of a training, or the targets where there is none."""
         history = self.folder("targets") / "history"
         return policy_sets.load(history) if with_ending(history).exists() else self.policies()

@@ -27,19 +27,28 @@ class Loader(yaml.SafeLoader):
 def read(path: Path = ROOT / "params.yaml") -> dict[str, Any]:
     """The whole file, or a ValueError in one line that names the place."""
     try:
-        params = yaml.load(path.read_text(), Loader)  # a SafeLoader: no objects
+        text = path.read_text()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path.name}: not YAML ({type(error).__name__})") from None
+    return parse(text, path.name)
+
+
+def parse(text: str, name: str) -> dict[str, Any]:
+    """The same of the file's text."""
+    try:
+        params = yaml.load(text, Loader)  # a SafeLoader: no objects
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise ValueError(f"{path.name}{place}: not YAML ({getattr(error, 'problem', None) or error})") from None
-    except (RecursionError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path.name}: not YAML ({type(error).__name__})") from None
+        raise ValueError(f"{name}{place}: not YAML ({getattr(error, 'problem', None) or error})") from None
+    except RecursionError as error:
+        raise ValueError(f"{name}: not YAML ({type(error).__name__})") from None
     if not isinstance(params, dict):
-        raise ValueError(f"{path.name}: expected sections, found none")
+        raise ValueError(f"{name}: expected sections, found none")
     try:
-        return {name: _numbers(value) for name, value in params.items()}
+        return {key: _numbers(value) for key, value in params.items()}
     except RecursionError:
-        raise ValueError(f"{path.name}: a section that contains itself, expected numbers, text and sections") from None
+        raise ValueError(f"{name}: a section that contains itself, expected numbers, text and sections") from None
 
 
 def _numbers(value: Any) -> Any:

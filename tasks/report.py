@@ -15,14 +15,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from manyfold.estimate.registry import ESTIMATORS
-from manyfold.files import atomic_folder
+from manyfold.files import atomic_folder, write_text
 from manyfold.tables import Rows, number, write_table
 from tasks import commands, studies
-from tasks.deciding import FIGURES, draw_decisions, page, read_decisions, sentences
+from tasks.deciding import FIGURES, draw_decisions, read_decisions, sentences
+from tasks.deciding import page as decision_page
 from tasks.figures import plt, save, style
+from tasks.page import Stages, page, read_fits
 from tasks.pictures import draw_card, draw_plan
 from tasks.processes import end_with_dvc
 from tasks.studies import Study
+
+PAGE = "page.html"
 
 
 class Curve(NamedTuple):
@@ -234,8 +238,21 @@ def verdict(study: Study, data: Path) -> str:
     return f"{'. '.join(sentences)}; {least}. Recommended before any of it: {counts} of {len(advised)} groups."
 
 
+def read_card(study: Study, data: Path) -> dict[str, Any]:
+    """Of group 0's logged data."""
+    return dict(json.loads((data / "offline" / study.name / "group-00" / "card.json").read_text()))
+
+
+def stages_of(study: Study, data: Path) -> Stages:
+    """What the page says of the stages."""
+    metrics = read_metrics(study.name, data)
+    tables, curves = (variance_rows(study, metrics), episode_rows(study, metrics)), read_curves(study.name, data)
+    card, fits = read_card(study, data), read_fits(study, data)
+    return Stages(metrics, verdict(study, data), tables, curves, plans(study, data), card, fits)
+
+
 def build(study: Study, data: Path) -> Path:
-    """All tables and figures of one study, atomically."""
+    """All tables and figures of one study, and its page, atomically."""
     metrics, decided = read_metrics(study.name, data), read_decisions(study.name, data)
     out = data / "report" / study.name
     with atomic_folder(out) as folder:
@@ -244,14 +261,15 @@ def build(study: Study, data: Path) -> Path:
         draw_errors([study], data, folder / "relative_error")
         draw_policies(study, data, folder / "policies")
         draw_plan(plans(study, data)[0], folder / "behavior")
-        card = json.loads((data / "offline" / study.name / "group-00" / "card.json").read_text())
+        card = read_card(study, data)
         if card["loggers"]:
             draw_card(card, folder / "card")
         (folder / "verdict.txt").write_text(verdict(study, data) + "\n")
         if decided:
             draw_decisions(decided, f"Group 0 of {study.title}", folder)
-            (folder / "decision.md").write_text(page(decided))
+            (folder / "decision.md").write_text(decision_page(decided))
             (folder / "decision.txt").write_text(sentences(decided) + "\n")
+        write_text(folder / PAGE, page(study, stages_of(study, data), decided))
     return out
 
 
@@ -302,7 +320,7 @@ def show(study: Study, data: Path) -> None:
         commands.show(f"Group 0 of {study.title}, {about}", decided.final.rows, 140)
         print(sentences(decided))
         print(f"As a figure: {out / FIGURES[0]}.png; every pair and every look beside it.")
-    print(f"Figures: {out / 'relative_error.png'}, {out / 'policies.png'}; tables beside them.")
+    print(f"The page: {out / PAGE}. Figures: {out / 'relative_error.png'}, {out / 'policies.png'}; tables beside them.")
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -8,9 +8,11 @@ import difflib
 import importlib
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from gymnasium import spaces
 
 from manyfold import policies as policy_sets
 from manyfold.envs import BinnedMujoco, Environment, Gridworld, GymnasiumEnvironment
@@ -32,6 +34,7 @@ class Study:
     params: dict[str, dict[str, Any]]  # every stage's section with the study's overrides
     paper: dict[str, Any] | None = None  # the paper's numbers, where it has this environment
     root: Path = ROOT
+    own: dict[str, Any] = field(default_factory=dict)  # by stage, what its section says itself
 
     def section(self, stage: str) -> dict[str, Any]:
         """The parameters of a stage, without where its inputs come from."""
@@ -58,7 +61,11 @@ def names(path: Path = ROOT / "params.yaml") -> list[str]:
 
 def read(name: str, path: Path = ROOT / "params.yaml") -> Study:
     """One study, or a ValueError in one line."""
-    params = read_params(path)
+    return study_of(read_params(path), name, path)
+
+
+def study_of(params: dict[str, Any], name: str, path: Path = ROOT / "params.yaml") -> Study:
+    """The same of what the file at `path` says, or is to say."""
     sections = _sections(params, path)
     if name not in sections:
         near = difflib.get_close_matches(name, sections, n=1, cutoff=0.75)
@@ -81,7 +88,8 @@ def read(name: str, path: Path = ROOT / "params.yaml") -> Study:
             f"{path.name}: studies.{name}.environment is {environment!r:.60}, expected one of "
             f"{', '.join(ENVIRONMENTS)} with its arguments"
         )
-    return Study(name, str(own.get("title", name)), environment, merged, own.get("paper"), path.resolve().parent)
+    title, said = str(own.get("title", name)), {stage: own[stage] for stage in STAGES}
+    return Study(name, title, environment, merged, own.get("paper"), path.resolve().parent, said)
 
 
 def _sections(params: dict[str, Any], path: Path) -> dict[str, dict[str, Any]]:
@@ -138,8 +146,15 @@ def _gymnasium(
             made = getattr(importlib.import_module(module), function)
         except Exception as error:  # whatever a user's module raises
             raise ValueError(f"environment.gymnasium.factory {factory!r}: {error}; expected module:function") from None
-        return GymnasiumEnvironment(lambda: made(**(kwargs or {})), horizon, str(factory))
-    return GymnasiumEnvironment(make, horizon, **(kwargs or {}))
+        env = GymnasiumEnvironment(lambda: made(**(kwargs or {})), horizon, str(factory))
+    else:
+        env = GymnasiumEnvironment(make, horizon, **(kwargs or {}))
+    if not isinstance(env.action_space, spaces.Discrete):
+        raise ValueError(
+            f"{env.name}: actions are {env.action_space}, expected a Discrete space: mu is designed from "
+            "probabilities; `manyfold evaluate` compares policies over vectors"
+        )
+    return env
 
 
 ENVIRONMENTS: dict[str, Callable[..., Environment]] = {

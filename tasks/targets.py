@@ -14,13 +14,14 @@ import numpy as np
 import torch
 
 from manyfold import policies
-from manyfold.files import atomic_folder, load_tensors, save_tensors, sha256, with_ending, write_json
+from manyfold.files import atomic_folder, load_tensors, save_tensors, write_json
 from manyfold.tables import Rows
 from manyfold.train import targets
 from manyfold.train.ppo import Position
 from manyfold.train.targets import Drawn, Rule, Training, step_of
 from tasks import stages
 from tasks.executor import stage_main
+from tasks.given import given
 from tasks.params import check_names, check_numbers
 from tasks.stages import reporter
 from tasks.studies import Study, group_name, make_environment
@@ -37,16 +38,6 @@ def read_rule(study: Study) -> tuple[int, Rule]:
     return params["groups"], Rule(params["policies"], tuple(start), params["width"], params["history"])
 
 
-def imported(source: Path) -> list[Path]:
-    """The user's policy sets: a file is one group, a folder has a group for each of its files."""
-    files = sorted(source.glob("*.safetensors")) if source.is_dir() else [with_ending(source)]
-    if not files or not all(file.exists() for file in files):
-        raise ValueError(
-            f"{source}: no policy set (.safetensors), expected a file, or a folder with one for each group"
-        )
-    return files
-
-
 class Targets:
     """The stage, for the executor."""
 
@@ -57,10 +48,9 @@ class Targets:
         """A rule that cannot be met is refused before anything is trained."""
         source = study.source("targets")
         if source is not None:
-            files = imported(source)
-            for group, file in enumerate(files):
-                check_fits(study, group, file)
-            return len(files), stages.work_folder("targets", study, [sha256(file) for file in files], data)
+            found = given(study, source)
+            seen = [[list(one.sums), one.options] for one in found]
+            return len(found), stages.work_folder("targets", study, seen, data)
         groups, rule = read_rule(study)
         cfg = targets.config(make_environment(study, 0))
         for group in range(groups):
@@ -74,10 +64,11 @@ class Targets:
         if source is None:
             train(study, groups, read_rule(study)[1], work)
             return
+        found = given(study, source)
         for group in groups:
             with atomic_folder(work / group_name(group)) as folder:
-                policies.load(imported(source)[group]).save(folder / "targets")
-                write_json(folder / "plan.json", {"study": study.name, "source": imported(source)[group].name})
+                found[group].save(folder / "targets")
+                write_json(folder / "plan.json", {"study": study.name, **found[group].about})
 
     def is_whole(self, folder: Path) -> bool:
         """Whether a group's folder holds all its policies, and they load."""
@@ -103,16 +94,6 @@ class Targets:
                 steps = ", ".join(f"{target['step']:g}" for target in plan["targets"])
                 rows.append((folder.name, "{:,.0f} to {:,.0f}".format(*plan["interval"]), steps))
         return rows
-
-
-def check_fits(study: Study, group: int, file: Path) -> None:
-    """Refuses the user's policies where they are not of the study's environment."""
-    env, found = make_environment(study, group), policies.load(file)
-    for name in ("n_actions", "n_states", "width", "horizon"):
-        if getattr(found, name) != getattr(env, name):
-            raise ValueError(
-                f"{file}: its {name} is {getattr(found, name)}, expected {getattr(env, name)} as {env.name} has"
-            )
 
 
 def train(study: Study, groups: list[int], rule: Rule, work: Path) -> None:

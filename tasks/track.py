@@ -7,7 +7,6 @@ for people who compare runs. Tags lead from a run to its commit and to the very 
 import json
 import logging
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -25,6 +24,7 @@ from mlflow.types import Schema, TensorSpec
 
 from manyfold.estimate.registry import ESTIMATORS
 from manyfold.fqe.nets import ValueNets
+from manyfold.tracking import BATCH, decided
 from tasks import commands, studies
 from tasks.deciding import read_decisions
 from tasks.params import ROOT
@@ -39,8 +39,6 @@ SHOWN = (
     "episodes_to_match",
     "largest_mean_error",
 )
-BATCH = 1000  # metrics that MLflow takes at once
-LONGEST = 200  # of its 250 characters for a metric's name
 
 
 def client(root: Path = ROOT) -> MlflowClient:
@@ -156,26 +154,16 @@ def decision_curves(study: str, data: Path) -> list[Metric]:
     found = read_decisions(study, data)
     if found is None:
         return []
-    out, half = [], (found.high - found.low) / 2
-    names = metric_names(found.names)
-    for i, n in enumerate(found.episodes.tolist()):
-        out.append(Metric("may_be_best", float(found.may_be_best[i].sum()), 0, n))
-        for k, name in enumerate(names):
-            out.append(Metric(f"p_best.{name}", float(found.p_best[i, k]), 0, n))
-            if np.isfinite(half[i, k]):
-                out.append(Metric(f"half_width.{name}", float(half[i, k]), 0, n))
-    return out
-
-
-def metric_names(names: tuple[str, ...]) -> list[str]:
-    """Policies' names of letters, digits, _ and -, as MLflow takes them; a number is added where two would be one."""
-    clean = [re.sub(r"[^A-Za-z0-9_-]+", "_", name)[-LONGEST:] or "_" for name in names]
-    return [name if clean.count(name) == 1 else f"{name}.{k}" for k, name in enumerate(clean)]
+    half = (found.high - found.low) / 2
+    every = decided(found.names, found.episodes.tolist(), found.may_be_best, found.p_best, half)
+    return [Metric(key, value, 0, step) for key, value, step in every]
 
 
 def register(study: str, data: Path, parent: str) -> None:
     """mu of the first group as an MLflow model with signature and example: a new version of the model `mu-<study>`."""
     folder = data / "behavior" / study / "group-00"
+    if not (folder / "mu.json").exists():  # policies that are ONNX graphs
+        return
     about = json.loads((folder / "mu.json").read_text())
     width, actions, policies = about["inputs"]["observation"][1], about["actions"], len(about["policies"])
     single, whole = np.dtype("float32"), np.dtype("int64")

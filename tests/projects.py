@@ -71,27 +71,6 @@ class Project:
         params.write_text(before.replace(old, new))
         return before
 
-    def add_study(self, name, section):
-        """A study of one's own: nothing but a section of params.yaml, defaults where it says nothing."""
-        path = self.folder / "params.yaml"
-        params = yaml.safe_load(path.read_text())
-        stages = {stage: {} for stage in ("targets", "offline", "q", "q_hat", "behavior", "evaluate")}
-        params["studies"][name] = {"title": name, **stages, **section}
-        path.write_text(yaml.safe_dump(params, sort_keys=False))
-
-    def add_cartpole(self, policies, name="cartpole", horizon=50):
-        """CartPole with the user's own policies: `policies.save(path)` writes their file."""
-        (self.folder / "policies").mkdir(exist_ok=True)
-        policies.save(self.folder / "policies" / name)
-        self.add_study(
-            name,
-            {
-                "environment": {"gymnasium": {"id": "CartPole-v1", "horizon": horizon}},
-                "targets": {"source": f"policies/{name}.safetensors"},
-                "offline": {"source": "manyfold/data/offline.py"},
-            },
-        )
-
     def commit(self):
         self.run("git", "add", ".")
         done = self.run("git", "-c", "user.name=test", "-c", "user.email=test@test", "commit", "-qm", "as it stands")

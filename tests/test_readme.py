@@ -5,13 +5,15 @@ import importlib
 import importlib.util
 import io
 import re
+import shlex
 from pathlib import Path
 
 import numpy as np
 import pytest
 import yaml
 
-from tasks import studies
+from manyfold import cli
+from tasks import studies, study
 
 ROOT = Path(__file__).parents[1]
 PAGES = {str(path.relative_to(ROOT)): path for path in (*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md")))}
@@ -49,9 +51,9 @@ def test_the_readmes_example_prints_what_it_says():
     (code,), (said,) = blocks(TEXTS["README.md"], "python"), blocks(TEXTS["README.md"], "text")
     _, printed = run(code)
     shown = said.strip("\n").splitlines()
-    assert len(printed) == len(shown) == 11
-    assert printed[0] == shown[0]
-    for one, other in zip(printed[1:-2], shown[1:-2], strict=True):  # another machine rounds matrix products otherwise
+    assert len(printed) == len(shown) == 12
+    assert printed[:2] == shown[:2]
+    for one, other in zip(printed[2:-2], shown[2:-2], strict=True):  # another machine rounds matrix products otherwise
         cells, claimed = (re.findall(r"[\d.]+", line) for line in (one, other))
         np.testing.assert_allclose([float(x) for x in claimed], [float(x) for x in cells], rtol=0.1)
         _, value, low, high, _, _, relative, _ = map(float, cells)
@@ -69,13 +71,13 @@ def test_the_librarys_example_designs_a_behavior_policy_and_estimates_every_poli
 
 
 def test_the_saved_policies_of_the_example_are_the_modules():
-    _, _, code, _ = blocks(TEXTS["docs/library.md"], "python")
+    _, _, code, *_ = blocks(TEXTS["docs/library.md"], "python")
     _, printed = run(code)
     assert float(printed[0]) < 1e-6
 
 
 def test_the_pooled_example_plans_and_combines_two_stages():
-    _, code, _, _ = blocks(TEXTS["docs/library.md"], "python")
+    _, code, *_ = blocks(TEXTS["docs/library.md"], "python")
     names, printed = run(code)
     assert "240 episodes" in "".join(printed)
     np.testing.assert_allclose(names["plan"].alpha.sum(), 1)
@@ -90,7 +92,11 @@ def test_the_exact_example_estimates_every_policy():
 
 
 def test_no_other_page_has_an_example_that_nobody_runs():
-    assert [name for name in TEXTS if blocks(TEXTS[name], "python")] == ["README.md", "docs/library.md"]
+    assert [name for name in TEXTS if blocks(TEXTS[name], "python")] == [
+        "README.md",
+        "docs/evaluate.md",
+        "docs/library.md",
+    ]
 
 
 def test_the_study_in_the_docs_is_one_that_can_be_read(tmp_path):
@@ -100,7 +106,7 @@ def test_the_study_in_the_docs_is_one_that_can_be_read(tmp_path):
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(params))
     study = studies.read("cartpole", tmp_path / "params.yaml")
     assert studies.make_environment(study, 0).horizon == 100
-    assert study.source("targets") == tmp_path / "policies" / "cartpole.safetensors"
+    assert study.source("targets") == tmp_path / "studies" / "cartpole" / "policies"
     assert study.source("offline") is None
     assert study.section("evaluate")["pool"] == 3000
 
@@ -117,10 +123,13 @@ def test_the_study_in_the_docs_is_one_that_can_be_read(tmp_path):
         ("robots", "report/all/policies.md"),
         ("robots", "accuracy/hopper.md"),
         ("robots", "apart/hopper.md"),
+        ("benchmarks", "door/evaluate_policy.md"),
         ("experiments", "apart/all.md"),
         ("experiments", "coverage/all.md"),
         ("experiments", "coverage/aims.md"),
         ("experiments", "coverage/trust.md"),
+        ("experiments", "coverage/checkpoints/trust.md"),
+        ("experiments", "coverage/checkpoints/bounded.md"),
         ("experiments", "select/grid.md"),
         ("experiments", "accuracy/gridworld-1000.md"),
         ("experiments", "accuracy/gridworld-27000.md"),
@@ -197,15 +206,35 @@ def is_module(name):
         return False
 
 
+def test_the_example_of_logged_data_fits_a_q_and_uses_it():
+    _, code = blocks(TEXTS["docs/evaluate.md"], "python")
+    _, printed = run(code)
+    assert printed[0].startswith("2,500 rows")
+    assert printed[1] == "Pendulum-v1: 3 policies, stochastic; pooled evaluation"
+
+
+def test_the_commands_of_the_docs_are_taken_by_the_command():
+    """Every line that starts with `manyfold`: its options exist and are complete."""
+    shown = [code for text in TEXTS.values() for code in blocks(text, "sh")]
+    lines = [line for code in shown for line in re.findall(r"^manyfold .*$", code, re.MULTILINE)]
+    assert len(lines) >= 7
+    for line in lines:
+        words = shlex.split(line, comments=True)[1:]
+        parser = study.parser() if words[0] == "study" else cli.parser()
+        assert parser.parse_args(words[1:] if words[0] == "study" else words)
+
+
 @pytest.mark.parametrize("name", TEXTS)
 def test_commands_have_modules_studies_and_make_targets(name):
     """Those of 0.1.0 stand in the left column of a table of the changes."""
     text = re.sub(r"^\| `[^|]*\|", "|", TEXTS[name], flags=re.MULTILINE) if name == "CHANGELOG.md" else TEXTS[name]
     for module in re.findall(r"python -m\s+([\w.]*\w)", text):
         assert is_module(module), module
-    for study in re.findall(r"(?:--study|-p study=|@)\s*([a-z][\w-]+)", text):
-        assert study in (*STUDIES, "cartpole"), study  # which docs/pipeline.md adds
-    assert not re.search(r"--env\b|flows\.(targets|offline|q|q_hat|behavior|evaluate|report)\b", text)
+    for asked in re.findall(r"(?:--study|-p study=|@)\s*([a-z][\w-]+)", text):
+        assert asked in (*STUDIES, "cartpole"), asked  # which docs/pipeline.md adds
+    assert not re.search(
+        r"python -m (tasks|flows)\S* [^`\n]*--env\b|flows\.(targets|offline|q|q_hat|behavior|evaluate|report)\b", text
+    )
     targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     for target in re.findall(r"(?:`|^)make\s([a-z][\w-]*)", text, re.MULTILINE):
         assert target in targets, target

@@ -27,9 +27,11 @@ def module_file(name):
 
 
 def modules_of(path):
-    """Our own modules that a file imports, with the packages they are in."""
-    names = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    """Our own modules that a file imports when it runs, with the packages they are in."""
+    names, tree = set(), ast.parse(path.read_text())
+    types = [node for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)]
+    unseen = {id(inner) for node in types for inner in ast.walk(node)}
+    for node in (node for node in ast.walk(tree) if id(node) not in unseen):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):

@@ -20,7 +20,7 @@ class Episodes:
 
     states: NDArray[Any]  # [M, width]
     t: Ints  # [M]
-    actions: Ints  # [M]
+    actions: NDArray[Any]  # [M], or [M, d] where they are vectors
     rewards: Array  # [M]
     lengths: Ints  # steps of each episode, [N]
     logger: Ints  # who ran each episode, [N]
@@ -31,11 +31,14 @@ class Episodes:
     horizon: int
     n_states: int = 0  # states are indices 0..n_states - 1; 0: they are vectors
     probs: Array | None = None  # of all actions under every target, where they can be counted, [K, M, A]
+    features: NDArray[Any] | None = None  # of the actions taken, where they are vectors, [M, B]
+    expected: NDArray[Any] | None = None  # the same features' expectations under every target, [K, M, B]
 
     def __post_init__(self) -> None:
         steps = int(self.lengths.sum())
-        for name, x in (("t", self.t), ("actions", self.actions), ("rewards", self.rewards)):
+        for name, x in (("t", self.t), ("rewards", self.rewards)):
             check_shape(name, x, (steps,), "[M]")
+        check_shape("actions", self.actions, (steps, *self.actions.shape[1:]), "[M] or [M, d]")
         check_shape("log_targets", self.log_targets, (len(self.names), steps), "[K, M]")
         check_shape("log_loggers", self.log_loggers, (len(self.log_loggers), steps), "[J, M]")
         check_shape("logger", self.logger, self.lengths.shape, "[N]")
@@ -43,17 +46,36 @@ class Episodes:
 
     @staticmethod
     def join(parts: Sequence["Episodes"]) -> "Episodes":
-        """Of the same targets and loggers, one after the other."""
+        """Of the same targets and loggers, one after the other; a logger need not have run in all of them."""
         if len(parts) == 1:
             return parts[0]
-        axes = {"log_targets": -1, "log_loggers": -1, "probs": 1}
-        rows = ("states", "t", "actions", "rewards", "lengths", "logger", *axes)
+        axes = {"log_loggers": -1, "log_targets": -1, "probs": 1, "expected": 1}
+        rows = ["states", "t", "actions", "rewards", "lengths", "logger", "features", *axes]
+        once = all(np.may_share_memory(part.log_targets, part.log_loggers) for part in parts)
+        if once:  # the targets are the first loggers: their numbers, the most of all, are kept once
+            rows.remove("log_targets")
         joined: dict[str, Any] = {
             name: np.concatenate([getattr(part, name) for part in parts], axes.get(name, 0))
             for name in rows
             if getattr(parts[0], name) is not None
         }
-        return replace(parts[0], **joined)
+        if once:
+            joined["log_targets"] = joined["log_loggers"][: len(parts[0].names)]
+        return replace(parts[0], own=np.max([part.own for part in parts], 0), **joined)
+
+    def chosen(self, which: Bools) -> "Episodes":
+        """Some of the episodes, `which [N]`."""
+        steps = which[self.of_steps]
+        axes = {"log_targets": -1, "log_loggers": -1, "probs": 1, "expected": 1}
+        of_steps = ("states", "t", "actions", "rewards", "features", *axes)
+        parts: dict[str, Any] = {
+            name: np.compress(steps, getattr(self, name), axes.get(name, 0))
+            for name in of_steps
+            if getattr(self, name) is not None
+        }
+        logger = self.logger[which]
+        own = np.where(np.isin(self.own, logger), self.own, -1)
+        return replace(self, lengths=self.lengths[which], logger=logger, own=own, **parts)
 
     @property
     def all_probs(self) -> Array:

@@ -19,6 +19,8 @@ from torch.export import ExportedProgram
 
 from manyfold.design.behavior import FLOOR, Behavior
 from manyfold.files import atomic, sha256, write_json
+from manyfold.policies.base import PolicySet
+from manyfold.policies.running import OnnxProgram
 
 
 class Exported(nn.Module):
@@ -43,6 +45,12 @@ class Exported(nn.Module):
         return mu, targets
 
 
+def exportable(policies: PolicySet) -> bool:
+    """Whether the policies can be part of another program; those that are ONNX graphs themselves can't."""
+    modules = getattr(policies, "modules", ())
+    return not any(isinstance(part, OnnxProgram) for module in modules for part in module.modules())
+
+
 def export(behavior: Behavior, folder: Path, env: str, data_sha256: str | None = None) -> None:
     """Writes mu.pt2, mu.onnx and mu.json (what they are for) into `folder`.
 
@@ -50,6 +58,8 @@ def export(behavior: Behavior, folder: Path, env: str, data_sha256: str | None =
         env: the environment's name, for the description.
         data_sha256: checksum of the offline data that the behavior policy was designed from.
     """
+    if not exportable(behavior.policies):
+        raise ValueError("the policies are ONNX graphs, expected networks or tables to make one program of")
     try:
         import onnxscript  # noqa: F401 - torch's ONNX exporter needs it
     except ModuleNotFoundError:

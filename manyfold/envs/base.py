@@ -1,13 +1,14 @@
 """Where episodes happen. Everything else in manyfold asks an `Environment` what it is, never what it is called."""
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
 from manyfold.arrays import Array, Bools, Ints, check_actions
+from manyfold.draws import Seeds
 from manyfold.mdp import FiniteMDP
 
 Observations = NDArray[Any]  # [N, width]; whole numbers where the observation space is Discrete
@@ -26,13 +27,21 @@ class Running(Protocol):
     def reset(self, slots: Ints) -> Observations:
         """Starts a new episode in these slots; observations of all, `[N, width]`."""
 
-    def step(self, actions: Ints) -> tuple[Observations, Array, Bools, Bools]:
-        """One step of every slot that has not ended, by the actions `[N]`.
+    def step(self, actions: NDArray[Any]) -> tuple[Observations, Array, Bools, Bools]:
+        """One step of every slot that has not ended, by the actions `[N]`, or `[N, d]` where they are vectors.
 
         Returns:
             Observations `[N, width]`, rewards, terminated and truncated `[N]`: never both, and true only in the step
             that ends the episode (`done` stays true).
         """
+
+
+@runtime_checkable
+class Seedable(Protocol):
+    """What `Running` is of environments that are `seeded`."""
+
+    def seed(self, slots: Ints, seeds: Seeds) -> None:
+        """All that happens in the next episodes of these slots follows from these numbers and the actions."""
 
 
 class Environment(ABC):
@@ -42,8 +51,9 @@ class Environment(ABC):
         name: names its random streams.
         horizon: T; an episode has at most so many steps.
         observation_space: Discrete (an observation is an index) or Box (a vector).
-        action_space: Discrete.
+        action_space: Discrete (an action is an index), or of vectors.
         slots: episodes that run at the same time; 0 where all of them can.
+        seeded: an episode can be started by a seed of its own; elsewhere all of them follow from the generator.
     """
 
     name: str
@@ -51,6 +61,7 @@ class Environment(ABC):
     observation_space: spaces.Space[Any]
     action_space: spaces.Space[Any]
     slots: ClassVar[int] = 100
+    seeded: ClassVar[bool] = False
 
     @abstractmethod
     def open(self, n: int, rng: np.random.Generator) -> Running:

@@ -3,22 +3,26 @@
 Every slot is an environment of its own with its own seed. Gymnasium's vector environments with autoreset off refuse to
 step while any slot has ended, so a slot without an episode left to begin could not wait: here only running slots step.
 
-Observations: Box (flattened) or Discrete (an index). Actions: Discrete. Rewards and ends are the environment's own; its
+Observations: Box (flattened) or Discrete (an index). Actions: Discrete (an index), Box, MultiDiscrete or MultiBinary (a
+vector). Rewards and ends are the environment's own; its
 own truncation (a TimeLimit) ends an episode as well as our horizon does.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces
+from numpy.typing import NDArray
 
 from manyfold.arrays import Array, Bools, Ints, check_actions, check_number
+from manyfold.draws import Seeds
 from manyfold.envs.base import Environment, Observations
 from manyfold.policies.base import check_indices
 
 MOST_STEPS = 1_000_000  # of an episode
+KINDS = (spaces.Discrete, spaces.Box, spaces.MultiDiscrete, spaces.MultiBinary)  # of actions
 LARGEST = float(np.finfo(np.float32).max)  # logged data are in float32
 
 
@@ -33,6 +37,8 @@ class GymnasiumEnvironment(Environment):
         kwargs: passed to `gymnasium.make`.
     """
 
+    seeded = True
+
     def __init__(
         self,
         make: str | Callable[[], gymnasium.Env[Any, Any]],
@@ -43,13 +49,18 @@ class GymnasiumEnvironment(Environment):
         self._make: Callable[[], gymnasium.Env[Any, Any]] = (
             (lambda: gymnasium.make(make, **kwargs)) if isinstance(make, str) else make
         )
+        self.settings = dict(kwargs)
+        self.name = name or (make if isinstance(make, str) else str(getattr(make, "__name__", "environment")))
         # Of an id, a missing module and wrong arguments are the user's; of a factory, they are its own errors.
         refused = (gymnasium.error.Error, ImportError, TypeError) if isinstance(make, str) else gymnasium.error.Error
         try:
             env = self._make()
         except refused as error:
-            raise ValueError(f"environment {make!r}: {str(error).splitlines()[0]}") from None
-        self.name = name or (make if isinstance(make, str) else str(getattr(make, "__name__", "environment")))
+            unknown = isinstance(error, gymnasium.error.UnregisteredEnv)
+            hint = " Expected a Gymnasium id, or module:function" if unknown else ""
+            raise ValueError(f"environment {make!r}: {str(error).splitlines()[0]}{hint}") from None
+        except Exception as error:
+            raise _crashed(f"{self.name}: making it failed", error) from error
         if not isinstance(env, gymnasium.Env):
             raise ValueError(f"{self.name}: made {env!r:.40}, expected a gymnasium.Env")
         limit = horizon if horizon is not None else _time_limit(env)
@@ -62,12 +73,16 @@ class GymnasiumEnvironment(Environment):
             raise ValueError(
                 f"{self.name}: observations are {self.observation_space}, expected a Box or Discrete space"
             )
-        if not isinstance(self.action_space, spaces.Discrete):
-            raise ValueError(f"{self.name}: actions are {self.action_space}, expected a Discrete space")
+        if not isinstance(self.action_space, KINDS):
+            kinds = ", ".join(kind.__name__ for kind in KINDS)
+            raise ValueError(f"{self.name}: actions are {self.action_space}, expected one of {kinds}")
         env.close()
 
     def open(self, n: int, rng: np.random.Generator) -> "RunningGymnasium":
-        envs = [self._make() for _ in range(n)]
+        try:
+            envs = [self._make() for _ in range(n)]
+        except Exception as error:
+            raise _crashed(f"{self.name}: making it failed", error) from error
         if len({id(env.unwrapped) for env in envs}) < n:
             raise ValueError(
                 f"{self.name}: the factory returned the same environment twice, expected a new one each time"
@@ -86,6 +101,12 @@ def _time_limit(env: gymnasium.Env[Any, Any]) -> int | None:
     return None
 
 
+def _crashed(what: str, error: Exception) -> ValueError:
+    """One line for whatever went wrong inside of somebody's environment."""
+    said = " ".join(str(error).split())[:200]
+    return ValueError(f"{what} inside of the environment ({type(error).__name__}: {said}), expected it to run")
+
+
 class RunningGymnasium:
     """N Gymnasium environments; a slot's first episode starts by its own seed, the later ones follow from it."""
 
@@ -97,40 +118,77 @@ class RunningGymnasium:
         self.t: Ints = np.zeros(self.n, dtype=np.int64)
         self.done: Bools = np.ones(self.n, dtype=np.bool_)
         self._first = int(getattr(env.observation_space, "start", 0))  # of a Discrete space
-        self._first_action = int(getattr(env.action_space, "start", 0))
         self._obs: Observations = np.zeros((self.n, env.width), dtype=np.int64 if env.n_states else np.float64)
 
+    def seed(self, slots: Ints, seeds: Seeds) -> None:
+        for i, seed in zip(slots.tolist(), seeds.tolist(), strict=True):
+            self._seeds[i] = seed % 2**31
+
     def reset(self, slots: Ints) -> Observations:
-        self._obs = self._obs.copy()
+        raw = []
         for i in slots.tolist():
-            self._observe(i, self.envs[i].reset(seed=self._seeds[i])[0])
+            try:
+                raw.append(self.envs[i].reset(seed=self._seeds[i])[0])
+            except Exception as error:
+                raise _crashed(f"{self.env.name}: reset failed", error) from error
             self._seeds[i] = None
         self.t[slots], self.done[slots] = 0, False
-        return self._obs
+        return self._observe(slots, raw)
 
-    def step(self, actions: Ints) -> tuple[Observations, Array, Bools, Bools]:
-        check_actions(actions, self.env.n_actions)
+    def step(self, actions: NDArray[Any]) -> tuple[Observations, Array, Bools, Bools]:
+        sent, going = self._sent(actions), np.flatnonzero(~self.done)
         rewards = np.zeros(self.n)
         terminated, truncated = np.zeros(self.n, dtype=np.bool_), np.zeros(self.n, dtype=np.bool_)
-        self._obs = self._obs.copy()
-        for i in np.flatnonzero(~self.done).tolist():
-            obs, reward, terminated[i], cut, _ = self.envs[i].step(int(actions[i]) + self._first_action)
-            self.t[i] += 1
-            rewards[i] = reward = np.nan if reward is None else float(reward)
-            if not abs(reward) < LARGEST:
-                raise ValueError(f"{self.env.name}: reward {reward} at step {self.t[i]}, expected a finite number")
-            truncated[i] = not terminated[i] and (cut or self.t[i] >= self.env.horizon)
-            self._observe(i, obs)
+        raw, found = [], []
+        for i in going.tolist():
+            try:
+                obs, reward, ended, cut, _ = self.envs[i].step(sent[i])
+            except Exception as error:
+                raise _crashed(f"{self.env.name}: step {self.t[i] + 1} of an episode failed", error) from error
+            raw.append(obs)
+            found.append((np.nan if reward is None else float(reward), bool(ended), bool(cut)))
+        if found:
+            rewards[going], terminated[going], truncated[going] = zip(*found, strict=True)
+        self.t[going] += 1
+        bad = ~(np.abs(rewards) < LARGEST)
+        if bad.any():
+            i = int(bad.argmax())
+            raise ValueError(f"{self.env.name}: reward {rewards[i]} at step {self.t[i]}, expected a finite number")
+        truncated = ~terminated & ~self.done & (truncated | (self.t >= self.env.horizon))
         self.done = self.done | terminated | truncated
-        return self._obs, rewards, terminated, truncated
+        return self._observe(going, raw), rewards, terminated, truncated
 
-    def _observe(self, slot: int, obs: Any) -> None:
-        x, width = np.ravel(obs).astype(np.float64), self.env.width
-        if x.size != width or not (np.abs(x) < LARGEST).all():
-            raise ValueError(
-                f"{self.env.name}: observation {obs!r:.60} after {self.t[slot]} steps, expected {width} finite numbers"
-            )
+    def _sent(self, actions: NDArray[Any]) -> Sequence[Any] | NDArray[Any]:
+        """Actions as the environment wants them: Discrete spaces may start elsewhere, vectors have a shape."""
+        space = self.env.action_space
+        if isinstance(space, spaces.Discrete):
+            check_actions(actions, int(space.n))
+            return (np.asarray(actions, dtype=np.int64) + int(space.start)).tolist()  # Python's own: quicker to step by
+        shaped = np.asarray(actions, dtype=space.dtype).reshape(self.n, *(space.shape or ()))
+        return shaped + space.start if isinstance(space, spaces.MultiDiscrete) else shaped
+
+    def _observe(self, slots: Ints, raw: list[Any]) -> Observations:
+        """Observations of all slots, after these ones' new ones were checked, all at once."""
+        self._obs = self._obs.copy()
+        if not raw:
+            return self._obs
+        x = _flat(raw) if len({np.shape(obs) for obs in raw}) == 1 else np.empty((0, 0))
+        if x.shape[1] != self.env.width or not (np.abs(x) < LARGEST).all():
+            for slot, obs in zip(slots, raw, strict=True):
+                one = _flat([obs])
+                if one.shape[1] != self.env.width or not (np.abs(one) < LARGEST).all():
+                    raise ValueError(
+                        f"{self.env.name}: observation {obs!r:.60} after {self.t[slot]} steps, "
+                        f"expected {self.env.width} finite numbers"
+                    )
         if self.env.n_states:
-            self._obs[slot] = check_indices(f"{self.env.name}: observation", x - self._first, self.env.n_states)
+            found = check_indices(f"{self.env.name}: observation", x - self._first, self.env.n_states)
+            self._obs[slots] = found[:, None]
         else:
-            self._obs[slot] = x
+            self._obs[slots] = x
+        return self._obs
+
+
+def _flat(raw: list[Any]) -> Array:
+    """Observations of one shape, as rows."""
+    return np.array(raw, dtype=np.float64).reshape(len(raw), -1)

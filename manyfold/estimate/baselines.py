@@ -10,18 +10,22 @@ on the action as well, theta + delta_a, where delta is shrunk towards 0:
 
     D_k = Z_k . theta_k + sum_a Z_ka . delta_ka,   Z_ka = sum_t (W_{t-1} pi_k(a|S_t) - W_t 1[A_t = a]) features(S_t, t).
 
+Where actions are vectors, features of theirs (`Head.features`: of a Gaussian's, each dimension and its square) take the
+place of 1[A_t = a], and their exact expectations that of pi_k: a baseline that is quadratic in the action.
+
 All episodes serve the regressions of every policy, weighted by W_T: near policies learn from each other, far-apart ones
 from their own. Fold f must not see itself, and the folds by which it chooses coefficients must not see it either: theta
 for an episode of fold g, as fold f sees it, is fitted on the episodes outside of f and g. The features are scaled by
 what the folds other than f have seen, rounded to powers of 2, so that all folds nearly always share them.
 """
 
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from manyfold.arrays import Array, Ints
+from manyfold.arrays import Array, Ints, check_shape
 from manyfold.data.episodes import Block, Episodes
 
 CLASSES = 64  # of steps, in the baseline by t
@@ -35,11 +39,50 @@ RIDGE, ACTION_RIDGE = 1e-4, 0.5  # of each feature's second moment
 Floats = NDArray[np.float32]
 
 
-class ActionValues(Protocol):
-    """q of K policies: `ValueNets`, or anything else that can tell it."""
+@runtime_checkable
+class CountedValues(Protocol):
+    """q of K policies where actions can be counted: `ValueNets`, or anything else that can tell it."""
 
     def predict(self, states: NDArray[Any], t: Ints) -> Array:
         """q at N states and all actions; `[K, N, A]`."""
+
+
+@runtime_checkable
+class VectorValues(Protocol):
+    """q of K policies where actions are vectors: linear in features f of the action, as the policies' head has them."""
+
+    def weights(self, states: NDArray[Any], t: Ints) -> Array:
+        """w of q(s, a) = w_0 + sum_b w_b f_b(a); `[K, N, 1 + B]`."""
+
+
+ActionValues = CountedValues | VectorValues
+
+
+def predicted(q: ActionValues, states: NDArray[Any], t: Ints) -> Array:
+    """q at all actions, `[K, N, A]`."""
+    if not isinstance(q, CountedValues):
+        raise ValueError("q is one of vectors, expected predict(states, t) -> [K, N, A]: these actions are counted")
+    return q.predict(states, t)
+
+
+def weighted(q: ActionValues, states: NDArray[Any], t: Ints) -> Array:
+    """Weights of the action's features, `[K, N, 1 + B]`."""
+    if not isinstance(q, VectorValues):
+        raise ValueError("q is one of counted actions, expected weights(states, t) -> [K, N, 1 + B]: these are vectors")
+    return q.weights(states, t)
+
+
+def taken_and_expected(q: ActionValues, episodes: Episodes, steps: slice) -> tuple[Array, Array]:
+    """q at the actions taken and its exact expectation under every target, `[K, m]` each."""
+    states, t = episodes.states[steps], episodes.t[steps]
+    if episodes.features is None or episodes.expected is None:
+        found = predicted(q, states, t)
+        at_taken = found[:, np.arange(found.shape[1]), episodes.actions[steps]]
+        return at_taken, (episodes.all_probs[:, steps] * found).sum(-1)
+    w, mean = weighted(q, states, t), episodes.expected[:, steps]
+    check_shape("weights of q", w, (*mean.shape[:2], 1 + mean.shape[2]), "[K, N, 1 + B]")
+    at_taken = w[..., 0] + np.einsum("kmb,mb->km", w[..., 1:], episodes.features[steps])
+    return at_taken, w[..., 0] + np.einsum("kmb,kmb->km", w[..., 1:], mean)
 
 
 class Scale(NamedTuple):
@@ -89,24 +132,36 @@ def steps_of(t: Ints, horizon: int) -> Floats:
     return np.asarray((t * classes // horizon)[:, None] == np.arange(classes), dtype=np.float32)
 
 
+class Acting(NamedTuple):
+    """Of one action in a block of episodes: whether it was taken, or a feature of the action that was."""
+
+    taken: NDArray[Any]  # [n, T], 0 behind an end
+    expected: Floats  # under every policy, [K, n, T]
+
+
 class Regression:
     """Sums of one linear baseline over all episodes, block by block.
 
     Args:
         starts: features of m other starts, `[m, p]`: the baseline's mean there takes the place of a share m / (n + m)
             of its value at the episodes' own starts.
-        actions: A where the action is regressed on as well.
+        actions: A, or B features of vectors, where the action is regressed on as well.
+        apart: every action has its own delta; features that are not 0 together need one regression on all of them.
     """
 
-    def __init__(self, episodes: Episodes, fold: Ints, folds: int, starts: Floats, actions: int = 0) -> None:
+    def __init__(
+        self, episodes: Episodes, fold: Ints, folds: int, starts: Floats, actions: int = 0, apart: bool = True
+    ) -> None:
         k, n, (m, size) = len(episodes.names), len(episodes.lengths), starts.shape
         self.fold, self.folds, self.actions, self.starts = fold, folds, actions, starts
         self.share, self.start = m / (n + m), starts.mean(0) if m else np.zeros(size, dtype=np.float32)
         self.size, self.action_size = size, min(size, ACTION_FEATURES // actions) if actions else 0
         self.left, self.right = np.zeros((folds, k, size, size)), np.zeros((folds, k, size))
         self.z = np.zeros((k, n, size), dtype=np.float32)
-        self.action_left = np.zeros((actions, folds, k, self.action_size, size))
-        self.action_right = np.zeros((actions, folds, k, self.action_size))
+        self.apart = apart
+        parts, together = (actions, self.action_size) if apart else (min(actions, 1), actions * self.action_size)
+        self.action_left = np.zeros((parts, folds, k, together, size if apart else size + together))
+        self.action_right = np.zeros((parts, folds, k, together))
         self.action_z = np.zeros((actions, k, n, self.action_size), dtype=np.float32)
 
     def add(
@@ -117,8 +172,7 @@ class Regression:
         w: Floats,
         before: Floats,
         weights: Floats,
-        taken: Ints,
-        probs: Array | None,
+        acting: Sequence[Acting] = (),
     ) -> None:
         """A block of episodes.
 
@@ -127,34 +181,36 @@ class Regression:
             to_go: the reward-to-go, `[n, T]`.
             w, before: W_t and W_{t-1}, 0 behind an end, `[K, n, T]`.
             weights: W_T, `[K, n]`.
-            taken: actions `[n, T]`; probs: of all actions, `[K, M, A]`.
+            acting: of every action.
         """
         here = self.fold[block.episodes]
         self.left += _fold_sums(x.mT @ x, weights, here, self.folds)
         self.right += _fold_sums((to_go[:, None] @ x)[:, 0], weights, here, self.folds)
         self.z[:, block.episodes] = np.moveaxis(np.moveaxis(before - w, 0, 1) @ x, 1, 0)
         self.z[:, block.episodes] += self.share * (self.start - x[:, 0])
-        if probs is None:
-            return
         part = x[..., : self.action_size]
-        for a in range(self.actions):
-            chosen = (taken == a) & block.inside
-            only = part * chosen[..., None]
-            self.action_left[a] += _fold_sums(only.mT @ x, weights, here, self.folds)
-            self.action_right[a] += _fold_sums((to_go[:, None] @ only)[:, 0], weights, here, self.folds)
-            pi = block.pad(probs[..., a]).astype(np.float32)
-            expected = np.moveaxis(before * pi - w * chosen, 0, 1) @ part
-            self.action_z[a][:, block.episodes] = np.moveaxis(expected, 1, 0)
+        only = [part * taken[..., None] for taken, _ in acting]
+        for a, (taken, expected) in enumerate(acting):
+            found = np.moveaxis(before * expected - w * taken, 0, 1) @ part
+            self.action_z[a][:, block.episodes] = np.moveaxis(found, 1, 0)
+        if acting and not self.apart:
+            only = [np.concatenate(only, -1)]
+            x = np.concatenate([x, only[0]], -1)
+        for a, each in enumerate(only):
+            self.action_left[a] += _fold_sums(each.mT @ x, weights, here, self.folds)
+            self.action_right[a] += _fold_sums((to_go[:, None] @ each)[:, 0], weights, here, self.folds)
 
     def theta(self, f: int, g: int) -> tuple[Array, list[Array]]:
         """theta `[K, p]`, and delta of each action, without the folds f and g."""
         others = [h for h in range(self.folds) if h not in (f, g)]
         theta = _solve(self.left[others].sum(0), self.right[others].sum(0), RIDGE)
-        deltas = []
-        for a in range(self.actions):
-            left = self.action_left[a][others].sum(0)
-            right = self.action_right[a][others].sum(0) - np.einsum("kpq,kq->kp", left, theta)
-            deltas.append(_solve(left[..., : self.action_size], right, ACTION_RIDGE))
+        deltas: list[Array] = []
+        for lefts, rights in zip(self.action_left, self.action_right, strict=True):
+            left = lefts[others].sum(0)
+            right = rights[others].sum(0) - np.einsum("kpq,kq->kp", left[..., : self.size], theta)
+            own = left[..., : self.action_size] if self.apart else left[..., self.size :]
+            delta = _solve(own, right, ACTION_RIDGE)
+            deltas += [delta] if self.apart else np.split(delta, self.actions, axis=-1)
         return theta, deltas
 
     def controls(self, f: int) -> tuple[Array, Array, Array]:
@@ -183,9 +239,10 @@ class Regressions:
         self.episodes, self.folds = episodes, folds
         self.scales, begin = scales(episodes, fold, folds), np.zeros(len(starts), dtype=np.int64)
         self.by_t = Regression(episodes, fold, folds, steps_of(begin, episodes.horizon))
-        actions = 0 if episodes.probs is None else episodes.probs.shape[-1]
+        known = episodes.expected if episodes.probs is None else episodes.probs
+        self.actions, apart = 0 if known is None else known.shape[-1], episodes.probs is not None
         self.by_state = {
-            scale: Regression(episodes, fold, folds, self.features(starts, begin, scale), actions)
+            scale: Regression(episodes, fold, folds, self.features(starts, begin, scale), self.actions, apart)
             for scale in dict.fromkeys(self.scales)
         }
 
@@ -203,12 +260,21 @@ class Regressions:
         steps, w = block.steps, np.where(block.inside, np.exp(log_w), 0).astype(np.float32)
         before = np.concatenate([np.ones_like(w[..., :1]), w[..., :-1]], -1) * block.inside
         to_go = np.flip(np.cumsum(np.flip(rewards, -1), -1), -1).astype(np.float32) * block.inside
-        moments = to_go, w, before, np.exp(log_w[..., -1]).astype(np.float32), block.pad(self.episodes.actions)
-        t = self.episodes.t[steps]
-        self.by_t.add(block, block.pad_rows(steps_of(t, self.episodes.horizon)), *moments, None)
+        moments = to_go, w, before, np.exp(log_w[..., -1]).astype(np.float32)
+        t, acting = self.episodes.t[steps], [self.acting(block, a) for a in range(self.actions)]
+        self.by_t.add(block, block.pad_rows(steps_of(t, self.episodes.horizon)), *moments)
         for scale, regression in self.by_state.items():
             x = self.features(self.episodes.states[steps], t, scale)
-            regression.add(block, block.pad_rows(x), *moments, self.episodes.probs)
+            regression.add(block, block.pad_rows(x), *moments, acting)
+
+    def acting(self, block: Block, a: int) -> Acting:
+        """Of one action, or one feature of vectors."""
+        known = self.episodes
+        if known.probs is not None:
+            taken = (block.pad(known.actions) == a) & block.inside
+            return Acting(taken, block.pad(known.probs[..., a]).astype(np.float32))
+        features, expected = np.asarray(known.features), np.asarray(known.expected)
+        return Acting(*(block.pad(x[..., a]).astype(np.float32) for x in (features, expected)))
 
     def controls(self) -> tuple[Array, Array]:
         """D of every baseline as each fold sees it, `[B, F, K, N]`, and v_0 at the starts, `[B, F, K, m]`."""
@@ -216,7 +282,7 @@ class Regressions:
         by_state = [self.by_state[self.scales[f]].controls(f) for f in range(self.folds)]
         found = [[one[0] for one in by_t], [one[0] for one in by_state]]
         values = [[one[2] for one in by_t], [one[2] for one in by_state]]
-        if self.episodes.probs is not None:
+        if self.actions:
             found.append([one[1] for one in by_state])
             values.append([np.zeros_like(one[2]) for one in by_state])
         return np.array(found), np.array(values)

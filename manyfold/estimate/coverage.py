@@ -16,7 +16,7 @@ from scipy import stats
 
 from manyfold.arrays import Array, Bools, Ints
 from manyfold.estimate import intervals, pooled, ranking, runs
-from manyfold.estimate.diagnostics import diagnose, trust
+from manyfold.estimate.diagnostics import diagnose, hardly_vary, trust
 from manyfold.estimate.intervals import AROUND, Contrasts, Interval, Sample, sample
 from manyfold.estimate.methods import METHODS, n_loggers
 
@@ -75,12 +75,19 @@ def values_of(estimator: str, values: runs.Values, episodes: int) -> tuple[Array
 
 
 def untrusted_of(estimator: str, values: runs.Values, episodes: int) -> Bools:
-    """Which policies' estimates can't be trusted, by the diagnosis of the first episodes of a run, `[K]`."""
+    """Which policies' estimates can't be trusted, by the diagnosis of the first episodes of a run, `[K]`.
+
+    Where the policies log their own episodes, by the plain returns of these as well.
+    """
     method = METHODS[estimator]
     log_w, x = values[method.loggers, method.weights][..., :episodes], values_of(estimator, values, episodes)[0]
     if method.own:
         log_w, x = (np.stack([y[i, i :: len(y)] for i in range(len(y))]) for y in (log_w, x))
-    return np.array([bool(said) for said in trust(diagnose(log_w, x))])
+    untrusted = np.array([bool(said) for said in trust(diagnose(log_w, x))])
+    if method.loggers == "targets":
+        plain = values["targets", "pdis"][..., :episodes]
+        untrusted |= [bool(said) for said in hardly_vary([y[i :: len(plain)] for i, y in enumerate(plain)])]
+    return untrusted
 
 
 def at_once(found: Sample, truth: Array, alpha: float = 0.05) -> Held:
@@ -112,7 +119,7 @@ def is_wrong(best: int | None, truth: Array) -> bool:
 
 
 def claimed_best(found: Sample, pairs: Contrasts, alpha: float = 0.05) -> int | None:
-    """`ranking.best` of one look, mostly without its joint levels: each is between alpha / (K - 1) and alpha."""
+    """`ranking.best` of one look, mostly without its joint levels: each is between alpha / K and alpha."""
     k, (first, second) = len(found.names), found.pairs
     real = pairs.error > 0
     t = pairs.estimate / np.where(real, pairs.error, 1.0)
@@ -122,7 +129,7 @@ def claimed_best(found: Sample, pairs: Contrasts, alpha: float = 0.05) -> int | 
     others = np.delete(p.min(0), found.mean.argmax())
     if (others >= alpha).any():
         return None
-    if (others < alpha / max(1, k - 1)).all():
+    if (others < alpha / max(2, k)).all():
         return int(found.mean.argmax())
     return ranking.best(found, alpha)
 

@@ -2,6 +2,7 @@
 
 Its interval says nothing where a few episodes carry all the weight, or where the episodes that matter were never drawn.
 What shows it are the whole-episode weights `[K, N]`, in log space, and the values `[K, N]` whose mean is the estimate.
+Nor does it where nearly all returns are the same one: `hardly_vary` looks at the plain returns for that.
 """
 
 from collections.abc import Sequence
@@ -14,6 +15,8 @@ from manyfold.arrays import Array, check_shape
 
 WORST_K = 0.7  # of the residuals
 LEAST_TAIL = 5  # values that a fit of the tail needs, the largest fifth of 21 episodes or more
+LEAST_BORROWED, LEAST_Z = 20.0, -2.0  # where a policy ran no episodes itself; `benchmarks.newcomers`
+LEAST_RARE = 5  # episodes that must differ from a return that most have
 
 
 class Diagnosis(NamedTuple):
@@ -95,6 +98,56 @@ def trust(found: Diagnosis, names: Sequence[str] | None = None) -> list[str]:
             out.append(f"effective sample size {ess:.1f} of {n}, expected at least {LEAST_TAIL}; {remedy}")
         else:
             out.append("")
+    return out
+
+
+def borrowed(found: Diagnosis, own_returns: Sequence[Array], names: Sequence[str] | None = None) -> list[str]:
+    """For each policy "", or why others' episodes alone don't tell enough of it: a stricter `trust` without own ones.
+
+    Flagged: no own episodes, and an effective sample size below 20 or a mean weight 2 standard errors below 1. The mean
+    is 1 where all that the policy does may be seen; where it does better than anybody before, much of it never was, and
+    neither its value nor its interval knows. A few own episodes mend both, as they bound the weights.
+    """
+    out = []
+    for k, x in enumerate(own_returns):
+        ess, z = found.effective_sample_size[k], found.mean_z[k]
+        enough = len(x) > 0 or (ess >= LEAST_BORROWED and z >= LEAST_Z)
+        name = names[k] if names else f"policy {k}"
+        out.append(
+            ""
+            if enough
+            else f"no episodes of its own, and others' say too little (effective sample size {ess:.1f}, mean weight "
+            f"{z:.1f} standard errors from 1; expected {LEAST_BORROWED:g} and {LEAST_Z:g} at least); run {name} itself"
+        )
+    return out
+
+
+def hardly_vary(own_returns: Sequence[Array], names: Sequence[str] | None = None) -> list[str]:
+    """For each policy "", or a warning that nearly all plain returns of its own episodes are the same one.
+
+    Flagged: more than half are equal, and fewer than five differ from these. An interval knows only what the sample has
+    seen. With two outcomes, 95% intervals (Student's t) that are not flagged miss in 5 to 8% of samples at worst, of
+    any probability and size; without the rule they miss in 82% of samples of 100 with a probability of 0.002.
+
+    Args:
+        own_returns: an array for each policy; fewer than two returns say nothing.
+    """
+    out = []
+    for k, x in enumerate(own_returns):
+        name, n = names[k] if names else f"policy {k}", len(x)
+        values, counts = np.unique(x, return_counts=True)
+        rest = n - int(counts.max(initial=0))
+        if n < 2 or rest >= min(LEAST_RARE, n / 2):
+            out.append("")
+        elif not rest:
+            out.append(
+                f"all returns of {name} were equal: what is rarer than 1 in {max(1, n // 3):,} may not have been seen"
+            )
+        else:
+            out.append(
+                f"only {rest} of {n:,} returns of {name} differ from {values[counts.argmax()]:g}, expected at least "
+                f"{LEAST_RARE}; run more episodes of {name}, or take the intervals of result.bounded(low, high)"
+            )
     return out
 
 

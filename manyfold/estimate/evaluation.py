@@ -1,36 +1,30 @@
 """Evaluate K policies in any environment: their own episodes in turns, each of which serves all of them.
 
-    policies = ...
-    result = evaluate(env, policies, episodes=400)      # nothing logged, nothing designed, nothing fitted beforehand
-    print(result)
-    print(evaluate(env, policies, stop="best"))         # rounds of them until the best one is known
+    episodes = collect(env, policies, 400, rng)         # nothing logged, nothing designed, nothing fitted beforehand
+    print(pool(episodes))
 
-`collect` runs the episodes, `pool` makes an `Estimate` of them; `plan` says from a pilot which logger should run how
-many of the next ones, and `combine` puts stages with different shares together.
+`pool` makes an `Estimate` of episodes; `plan` says from a pilot which logger should run how many of the next ones, and
+`combine` puts stages with different shares together. `manyfold.evaluate` does all of it in one call.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple, overload
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from manyfold.arrays import Array, Ints, check_number
+from manyfold.arrays import Array, Ints
 from manyfold.data.episodes import Episodes
-from manyfold.envs.base import Environment
 from manyfold.estimate import pooled
-from manyfold.estimate.baselines import ActionValues, Regressions
-from manyfold.estimate.diagnostics import Diagnosis, diagnose, trust
-from manyfold.estimate.intervals import Sample, sample
+from manyfold.estimate.baselines import ActionValues, Regressions, predicted, taken_and_expected, weighted
+from manyfold.estimate.diagnostics import Diagnosis, diagnose, hardly_vary, trust
+from manyfold.estimate.intervals import Interval, Sample, bounded, sample
 from manyfold.estimate.ranking import Decision, Winner, aligned, decide, winner
 from manyfold.estimate.shares import cost_of
-from manyfold.estimate.stopping import BUDGET, Look, Part, Stopped, until
 from manyfold.policies.base import PolicySet
-from manyfold.policies.modules import ChosenPolicySet, JoinedPolicySet
-from manyfold.rollout import Choice, Noted, Steps, rollout
-from manyfold.streams import stream
 
 
 @dataclass(frozen=True)
@@ -46,6 +40,9 @@ class Estimate:
     start_covariance: Array  # what other starts than the episodes' own add to the covariance of the means, [K, K]
     recipes: tuple[tuple[str, ...], ...]  # which one counted most, for each fold and policy
     steps: int  # that were run
+    title: str = ""  # what was evaluated, the first line when printed
+    notes: tuple[str, ...] = ()  # what else one should know, a line each
+    alpha: float = 0.05  # the probability of a wrong claim, where nothing else is said
 
     @property
     def episodes(self) -> int:
@@ -82,12 +79,8 @@ class Estimate:
     @property
     def warnings(self) -> list[str]:
         """For each policy "", or why its estimate can't be trusted and what to do."""
-        out = trust(self.diagnosis, self.names)
-        for k, error in enumerate(self.standard_error):
-            if not error and not out[k]:
-                few = f"what is rarer than 1 in {max(1, len(self.own_returns[k]) // 3):,} may not have been seen"
-                out[k] = f"all returns of {self.names[k]} were equal: {few}"
-        return out
+        found = trust(self.diagnosis, self.names), hardly_vary(self.own_returns, self.names)
+        return [weights or returns for weights, returns in zip(*found, strict=True)]
 
     def cost(self, precision: float) -> tuple[int, int]:
         """Episodes and steps in all after which every policy's standard error is at most `precision`."""
@@ -102,15 +95,31 @@ class Estimate:
         parts, freedom = np.concatenate([found.parts, self.start_covariance[None]]), np.append(found.freedom, np.inf)
         return replace(found, parts=parts, freedom=freedom)
 
-    def decide(self, alpha: float = 0.05, anytime: bool = False) -> Decision:
+    def decide(self, alpha: float | None = None, anytime: bool = False) -> Decision:
         """Who is best, who may be, who can't be told apart; `anytime`: for whoever looks again and again."""
-        return decide(self.sample, alpha, anytime)
+        return decide(self.sample, self.alpha if alpha is None else alpha, anytime)
+
+    def bounded(self, low: float, high: float, alpha: float = 0.05) -> Interval:
+        """Each policy's interval from its own episodes alone, exact for returns between `low` and `high`, `[K]`."""
+        return bounded(self.own_returns, low, high, alpha)
+
+    @property
+    def best(self) -> int | None:
+        """The best policy's number where it is known, with confidence 1 - alpha."""
+        return self.decide().best
+
+    def summary(self, alpha: float | None = None) -> dict[str, Any]:
+        """For programs, as JSON takes it."""
+        warned = {name: said for name, said in zip(self.names, self.warnings, strict=True) if said}
+        spent = {"episodes": self.episodes, "steps": self.steps}
+        notes = list(self.notes)
+        return {"title": self.title, **self.decide(alpha).summary(), **spent, "warnings": warned, "notes": notes}
 
     def winner(self) -> Winner:
         """What the policy with the highest mean is worth on episodes that did not choose it."""
         return winner(self.values, self.logger, self.fold)
 
-    def rows(self, alpha: float = 0.05) -> list[tuple[str, ...]]:
+    def rows(self, alpha: float | None = None) -> list[tuple[str, ...]]:
         """The ranked table, header first: values and decisions, and what sharing is worth for each policy."""
         decision, ess = self.decide(alpha), self.diagnosis.effective_sample_size
         header, *rows = decision.rows()
@@ -121,13 +130,28 @@ class Estimate:
             out.append((*row[:5], relative, f"{ess[k]:,.0f}", row[5]))
         return out
 
+    def report(self, path: str | Path, alpha: float | None = None, **about: Any) -> Path:
+        """Writes one HTML file for people; `about` is what else it says: command, environment, seconds, seed, ..."""
+        from manyfold.report.page import Shown, write  # it shows looks of `stopping` as well
+
+        found, weights = (self.decide(alpha), self.winner()), self.diagnosis.effective_sample_size
+        spent = (self.episodes, self.steps)
+        return write(path, Shown(self.title, *found, *spent, self.own_returns, self.warnings, weights, about=about))
+
     def __str__(self) -> str:
         verdict = self.decide().verdict
         if len(self.names) > 1:
             verdict += f" {self.winner().describe(self.names)}"
-        lines = [aligned(self.rows()), verdict, f"{self.episodes:,} episodes, {self.steps:,} steps."]
+        lines = [
+            *([self.title] if self.title else []),
+            aligned(self.rows()),
+            verdict,
+            f"{self.episodes:,} episodes, {self.steps:,} steps.",
+        ]
         warned = zip(self.names, self.warnings, strict=True)
-        return "\n".join([*lines, *(f"{name}: not to be trusted: {said}" for name, said in warned if said)])
+        return "\n".join(
+            [*lines, *self.notes, *(f"{name}: not to be trusted: {said}" for name, said in warned if said)]
+        )
 
 
 def combine(stages: Sequence[Estimate]) -> Estimate:
@@ -150,186 +174,6 @@ def combine(stages: Sequence[Estimate]) -> Estimate:
         tuple(recipe for stage in stages for recipe in stage.recipes),
         sum(stage.steps for stage in stages),
     )
-
-
-@overload
-def evaluate(
-    env: Environment,
-    policies: PolicySet,
-    episodes: int,
-    seed: int = ...,
-    q: ActionValues | None = ...,
-    starts: ArrayLike | None = ...,
-) -> Estimate: ...
-@overload
-def evaluate(
-    env: Environment,
-    policies: PolicySet,
-    episodes: int | None = ...,
-    seed: int = ...,
-    q: ActionValues | None = ...,
-    starts: None = ...,
-    *,
-    stop: str,
-    precision: float | None = ...,
-    alpha: float = ...,
-    progress: Callable[[Look], None] = ...,
-) -> Stopped: ...
-@overload
-def evaluate(
-    env: Environment,
-    policies: PolicySet,
-    episodes: int | None = ...,
-    seed: int = ...,
-    q: ActionValues | None = ...,
-    starts: None = ...,
-    *,
-    stop: None = ...,
-    precision: float,
-    alpha: float = ...,
-    progress: Callable[[Look], None] = ...,
-) -> Stopped: ...
-def evaluate(
-    env: Environment,
-    policies: PolicySet,
-    episodes: int | None = None,
-    seed: int = 0,
-    q: ActionValues | None = None,
-    starts: ArrayLike | None = None,
-    *,
-    stop: str | None = None,
-    precision: float | None = None,
-    alpha: float = 0.05,
-    progress: Callable[[Look], None] = lambda look: None,
-) -> Estimate | Stopped:
-    """Runs the policies in turns and estimates all of them from all episodes.
-
-    Args:
-        episodes: in all, of all policies together; with `stop` or `precision` at most so many, 10,000 if left out.
-        q: fitted from logged data, if there are any; without it, baselines come from the episodes themselves.
-        starts: first observations from elsewhere, `[m, width]`, of the SAME distribution of starts; see `first_states`.
-        stop: "best" or "order": as soon as it is known; see `stopping.until` for this and the next three.
-        precision: as soon as every value is known to +- so much.
-        alpha: the probability of a wrong claim.
-        progress: sees every look.
-    """
-    rng = stream("evaluate", env.name, seed)
-    if stop is None and precision is None:
-        if episodes is None:
-            raise ValueError('nothing says when to stop, expected episodes=200, precision=0.5 or stop="best"')
-        check_number("episodes", episodes, 2 * policies.n_policies)
-        return pool(collect(env, policies, episodes, rng), q, policies, starts)
-    if starts is not None:
-        raise ValueError("starts are of a fixed number of episodes, expected none with stop or precision")
-    budget = BUDGET if episodes is None else episodes
-    return until(Pooling(env, policies, rng, q), stop, precision, budget, alpha, progress=progress)
-
-
-class Pooling:
-    """Rounds of pooled evaluation for `stopping.until`; the episodes of a segment are pooled anew at each look."""
-
-    def __init__(
-        self, env: Environment, policies: PolicySet, rng: np.random.Generator, q: ActionValues | None = None
-    ) -> None:
-        self.names, self.env, self.policies, self.rng, self.q = policies.names, env, policies, rng, q
-        self.begin(np.arange(policies.n_policies))
-
-    def begin(self, which: Ints) -> None:
-        every = len(which) == self.policies.n_policies
-        self.which, self.running = which, self.policies if every else ChosenPolicySet(self.policies, which)
-        self.run: list[Episodes] = []
-
-    def more(self, rounds: int) -> Part:
-        self.run = [Episodes.join([*self.run, collect(self.env, self.running, rounds * len(self.which), self.rng)])]
-        found = pool(self.run[0], None if self.q is None else ChosenValues(self.q, self.which), self.running)
-        return Part(found.values, found.logger, found.fold, found.episodes, found.steps)
-
-
-class ChosenValues(NamedTuple):
-    """q of some policies."""
-
-    q: ActionValues
-    which: Ints
-
-    def predict(self, states: NDArray[Any], t: Ints) -> Array:
-        return self.q.predict(states, t)[self.which]
-
-
-def collect(
-    env: Environment,
-    policies: PolicySet,
-    episodes: int,
-    rng: np.random.Generator,
-    others: PolicySet | None = None,
-    alpha: ArrayLike | None = None,
-    progress: Callable[[int], None] = lambda done: None,
-) -> Episodes:
-    """Runs the episodes of an evaluation.
-
-    Args:
-        others: loggers beside the targets themselves, for example mu; they come after the targets.
-        alpha: the share of every logger, targets first, `[J]`; equal ones if left out.
-        progress: sees how many episodes have ended.
-    """
-    loggers = policies if others is None else JoinedPolicySet([policies, others])
-    k, j = policies.n_policies, loggers.n_policies
-    who = turns(np.full(j, 1 / j) if alpha is None else np.asarray(alpha, dtype=np.float64), episodes)
-
-    def choose(obs: NDArray[Any], t: Ints, which: Ints) -> Choice:
-        probs, rows = loggers.probs(obs, t), np.arange(len(t))
-
-        def note(actions: Ints) -> Noted:
-            with np.errstate(divide="ignore"):
-                taken = np.log(probs[:, rows, actions])
-            return {"log_probs": taken.T, "probs": np.moveaxis(probs[:k], 0, 1)}
-
-        return Choice(probs[which, rows], note)
-
-    parts, done = [], 0
-    for block in rollout(env, choose, who, rng):
-        parts.append(block)
-        done += len(block.lengths)
-        progress(done)
-    steps = Steps.join(parts)
-    every = np.ascontiguousarray(steps.noted["log_probs"].T)
-    return Episodes(
-        steps.state,
-        steps.t,
-        steps.action,
-        steps.reward,
-        steps.lengths,
-        who,
-        every[:k],
-        every,
-        np.where(np.bincount(who, minlength=j)[:k] > 0, np.arange(k), -1),
-        policies.names,
-        policies.horizon,
-        policies.n_states,
-        np.ascontiguousarray(np.moveaxis(steps.noted["probs"], 1, 0)),
-    )
-
-
-def turns(alpha: Array, episodes: int) -> Ints:
-    """Who runs each episode, `[N]`: after any number of episodes, every logger has had its share, to within one."""
-    if alpha.ndim != 1 or not (alpha >= 0).all() or abs(alpha.sum() - 1) > 1e-6:
-        raise ValueError(f"alpha is {alpha.tolist()!s:.60}, expected shares of the loggers that sum to 1")
-    check_number("episodes", episodes, 1, 10**9)
-    counts, left = np.floor(alpha * episodes + 1e-9).astype(np.int64), alpha * episodes
-    counts[np.argsort(counts - left, kind="stable")[: episodes - counts.sum()]] += 1
-    due = [(np.arange(c) + 0.5) / c for c in np.maximum(counts, 0)]  # evenly spread over the whole
-    order = np.argsort(np.concatenate(due), kind="stable")
-    return np.repeat(np.arange(len(alpha)), counts)[order]
-
-
-def first_states(env: Environment, number: int, rng: np.random.Generator) -> NDArray[Any]:
-    """First observations of episodes that are not run, `[number, width]`."""
-    size = min(number, env.slots or number)
-    running, every = env.open(size, rng), np.arange(size)
-    rounds = []
-    for _ in range(-(-number // size)):
-        running.done[:] = True
-        rounds.append(running.reset(every).copy())
-    return np.concatenate(rounds)[:number]
 
 
 def pool(
@@ -389,9 +233,8 @@ def _columns(
         )
         rewards, given = block.pad(episodes.rewards), []
         if q is not None:
-            found, pi = q.predict(episodes.states[steps], episodes.t[steps]), episodes.all_probs[:, steps]
-            taken = found[:, np.arange(found.shape[1]), episodes.actions[steps]]
-            given = [(block.pad_own(taken), block.pad_own((pi * found).sum(-1)))]
+            taken, mean = taken_and_expected(q, episodes, steps)
+            given = [(block.pad_own(taken), block.pad_own(mean))]
         part = pooled.columns(rewards, log_w, log_w_loggers, episodes.logger[here], episodes.own, share[:, here], given)
         table[:, :, here], loggers[:, here], log_w_end[:, here] = part[:3], part.loggers, log_w[..., -1]
         for _, expected in given:
@@ -412,4 +255,7 @@ def _expected(q: ActionValues, policies: PolicySet | None, states: NDArray[Any])
     if policies is None:
         raise ValueError("policies is None, expected the targets: q at other starts is averaged over their actions")
     begin = np.zeros(len(states), dtype=np.int64)
-    return np.asarray((policies.probs(states, begin) * q.predict(states, begin)).sum(-1))
+    if policies.head is None:
+        return np.asarray((policies.probs(states, begin) * predicted(q, states, begin)).sum(-1))
+    w, mean = weighted(q, states, begin), policies.head.expected(policies.parameters(states, begin))
+    return np.asarray(w[..., 0] + (w[..., 1:] * mean).sum(-1))

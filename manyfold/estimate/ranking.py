@@ -6,13 +6,14 @@
 
 The best policy is among `may_be_best` with probability 1 - alpha: a policy leaves the set when another one is better by
 more than the largest of K - 1 correlated errors explains (one-sided max-t; Hsu's comparison with the best). Where one
-is left alone, it is the best, and that is wrong with probability alpha at most. The model confidence set of `arch` says
-the same of losses; ours needs no bootstrap, knows loggers, and has an anytime version.
+is left alone, it is the best, and that is wrong with probability alpha at most, also where it is as good as another
+(`_level`). The model confidence set of `arch` says the same of losses; ours needs no bootstrap, knows loggers, and has
+an anytime version.
 """
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -32,7 +33,6 @@ class Decision:
         interval: of every policy, all at once, `[K]`.
         difference: J(i) - J(j), all pairs at once, `[K, K]`.
         may_be_best: the best policy is one of these, `[K]`.
-        p_best: how probable it is that a policy is the best, as seen from these episodes; ties share; `[K]`.
     """
 
     sample: Sample
@@ -41,7 +41,6 @@ class Decision:
     interval: Interval
     difference: Interval
     may_be_best: Bools
-    p_best: Array
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -52,6 +51,11 @@ class Decision:
         """Policies from the highest to the lowest mean, `[K]`."""
         return np.argsort(-self.sample.mean, kind="stable")
 
+    @cached_property
+    def p_best(self) -> Array:
+        """How probable it is that a policy is the best, as seen from these episodes; ties share; `[K]`."""
+        return p_best(self.sample)
+
     @property
     def best(self) -> int | None:
         """The best policy's number where it is known."""
@@ -59,24 +63,58 @@ class Decision:
 
     @cached_property
     def better(self) -> Bools:
-        """Whether i is known to be better than j, `[K, K]`."""
-        return np.asarray(self.difference.low > 0)
+        """Whether i is known to be better than j: by their difference, or because i is the best of all; `[K, K]`."""
+        found = np.asarray(self.difference.low > 0)
+        if self.best is not None:
+            found[self.best], found[:, self.best] = np.arange(len(self.names)) != self.best, False
+        return found
 
     @cached_property
     def told_apart(self) -> Bools:
         """`[K, K]`."""
         return self.better | self.better.T
 
+    def summary(self) -> dict[str, Any]:
+        """For programs, as JSON takes it: the ranked policies, and who is best."""
+        low, high = self.ranks
+        policies = [
+            {
+                "name": self.names[k],
+                "value": _number(self.sample.mean[k]),
+                "low": _number(self.interval.low[k]),
+                "high": _number(self.interval.high[k]),
+                "half_width": _number(self.half_width[k]),
+                "rank_low": int(low[k]),
+                "rank_high": int(high[k]),
+                "p_best": _number(self.p_best[k]),
+                "may_be_best": bool(self.may_be_best[k]),
+                "not_told_apart_from": [self.names[j] for j in self.order if j != k and not self.told_apart[k, j]],
+            }
+            for k in self.order.tolist()
+        ]
+        best = None if self.best is None else self.names[self.best]
+        return {
+            "best": best,
+            "verdict": self.verdict,
+            "alpha": self.alpha,
+            "anytime": self.anytime,
+            "policies": policies,
+        }
+
     @property
     def order_known(self) -> bool:
-        """Whether every pair is told apart."""
+        """Whether every pair is told apart by its difference, all of them at once."""
         k = len(self.names)
-        return int(self.told_apart.sum()) == k * (k - 1)
+        return int((self.difference.low > 0).sum()) == k * (k - 1) // 2
 
     @property
     def ranks(self) -> tuple[Ints, Ints]:
-        """From 1 (best) to K, lowest and highest, `[K]` each: so many are known to be better, and so many worse."""
-        return 1 + self.better.sum(0), len(self.names) - self.better.sum(1)
+        """From 1 (best) to K, lowest and highest, `[K]` each: so many are known to be better, and so many worse.
+
+        Who can't be the best is second at most, although it may be unknown to whom.
+        """
+        low = np.maximum(1 + self.better.sum(0), np.where(self.may_be_best, 1, 2))
+        return low, np.maximum(low, len(self.names) - self.better.sum(1))
 
     @property
     def half_width(self) -> Array:
@@ -129,7 +167,7 @@ def decide(found: Sample, alpha: float = 0.05, anytime: bool = False, around: fl
     else:
         interval, difference = intervals.simultaneous(found, alpha), intervals.differences(found, alpha)
         beaten = np.array([_beaten(found, i, alpha) for i in range(k)])
-    return Decision(found, alpha, anytime, interval, difference, ~beaten, p_best(found))
+    return Decision(found, alpha, anytime, interval, difference, ~beaten)
 
 
 def best(found: Sample, alpha: float = 0.05, anytime: bool = False, around: float = AROUND) -> int | None:
@@ -142,10 +180,20 @@ def best(found: Sample, alpha: float = 0.05, anytime: bool = False, around: floa
     return int(order[0]) if known else None
 
 
+def _level(alpha: float, k: int) -> float:
+    """The probability with which some policy may seem better than a best one: alpha (K - 1) / K, in all.
+
+    Had it been alpha, each of two equal policies could be called the better one with probability alpha. Of m equals one
+    is left alone when the other m - 1 are beaten; each of their m (m - 1) pairs errs with about alpha / K, so that
+    happens with probability m alpha / K, alpha at most.
+    """
+    return alpha * max(1, k - 1) / max(2, k)
+
+
 def _beaten_ever(found: Sample, alpha: float, around: float) -> Bools:
     """Whether some policy is better than each, at whatever time, `[K]`."""
-    level = min(1.0, 2 * alpha / max(1, len(found.names) - 1))
-    one_sided = intervals.anytime(found.differences(), level, around)
+    k = len(found.names)
+    one_sided = intervals.anytime(found.differences(), 2 * _level(alpha, k) / max(1, k - 1), around)
     return np.asarray((intervals.square(found, one_sided).low > 0).any(0))
 
 
@@ -155,8 +203,8 @@ def _beaten(found: Sample, k: int, alpha: float) -> bool:
     weights[:, k] = -1
     if not len(weights) or (weights @ found.mean).max() <= 0:
         return False
-    every = found.contrasts(weights)
-    return bool((every.interval(intervals.joint_level(found, weights, alpha, 1), 1).low > 0).any())
+    every, level = found.contrasts(weights), _level(alpha, len(found.names))
+    return bool((every.interval(intervals.joint_level(found, weights, level, 1), 1).low > 0).any())
 
 
 def p_best(found: Sample, draws: int = 20_000) -> Array:
@@ -233,3 +281,8 @@ def aligned(rows: list[tuple[str, ...]]) -> str:
         ).rstrip()
         for row in rows
     )
+
+
+def _number(x: float) -> float | None:
+    """None where something is unknown: JSON has no NaN and no infinity."""
+    return float(x) if np.isfinite(x) else None

@@ -2,13 +2,20 @@
 
 import itertools
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from torch import nn
 
 from manyfold.arrays import Array, Ints
+from manyfold.draws import Draws
+
+if TYPE_CHECKING:
+    from manyfold.policies.heads import Head
+    from manyfold.policies.imported import Imported
+
+ENDLESS = 1_000_000_000  # the horizon of policies that don't depend on t
 
 
 class PolicySet(ABC):
@@ -16,10 +23,13 @@ class PolicySet(ABC):
 
     Attributes:
         names: of the K policies, for example the training step they were taken at.
-        horizon: T; they are defined at t = 0..T-1.
-        n_actions: A.
+        horizon: T; they are defined at t = 0..T-1. `ENDLESS` where they don't depend on t.
+        n_actions: A; 0 where actions are vectors.
+        head: what their parameters say of an action that is a vector; None where actions are counted.
+        how: "stochastic" or "greedy", and how that came about, for the result's first line.
         n_states: observations are indices 0..n_states - 1; 0 where they are vectors.
         width: numbers of an observation; 1 where it is an index.
+        imported: what is known of the file of each policy, where they come from files.
     """
 
     names: tuple[str, ...]
@@ -27,6 +37,9 @@ class PolicySet(ABC):
     n_actions: int
     n_states: int
     width: int
+    head: "Head | None" = None
+    how: str = "stochastic"
+    imported: "tuple[Imported, ...]" = ()
 
     @property
     def n_policies(self) -> int:
@@ -36,6 +49,10 @@ class PolicySet(ABC):
     @abstractmethod
     def probs(self, obs: ArrayLike, t: int | ArrayLike) -> Array:
         """Action probabilities of all K policies at N observations `[N, width]` and their steps t; `[K, N, A]`."""
+
+    def parameters(self, obs: ArrayLike, t: int | ArrayLike) -> Array:
+        """Where actions are vectors, the parameters of all K policies' distributions; `[K, N, P]`."""
+        raise ValueError(f"{type(self).__name__} has counted actions, expected policies over vectors")
 
     def probs_of(self, which: Ints, obs: ArrayLike, t: int | ArrayLike) -> Array:
         """The same of one policy for each observation, `which [N]`; `[N, A]`."""
@@ -80,7 +97,7 @@ def check_steps(t: int | ArrayLike, n: int, horizon: int) -> Ints:
     return check_indices("t", np.broadcast_to(steps, (n,)) if steps.ndim == 0 else steps, horizon)
 
 
-def sample_actions(probs: Array, rng: np.random.Generator) -> Ints:
+def sample_actions(probs: Array, rng: np.random.Generator | Draws) -> Ints:
     """Draws an action for each row of `probs [N, A]`; one of probability 0 never comes."""
     cumulative = np.array(probs.T, order="C")  # [A, N], actions first: a loop over actions, not over episodes
     for below, here in itertools.pairwise(cumulative):

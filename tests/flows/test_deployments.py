@@ -61,12 +61,12 @@ def test_a_deployment_gives_what_dvc_repro_does_and_nobody_else_can_use_it(worke
     assert not (tmp_path / "owned").exists()
     # a stage's own last line is the flow's message; the study is a parameter
     project.set("width: 700", "width: -1")
-    run = finish(run_deployment("pipeline/environment", {"study": STUDY}, timeout=0, as_subflow=False))
+    run = finish(run_deployment("pipeline/environment", parameters={"study": STUDY}, timeout=0, as_subflow=False))
     assert run.state.is_failed()
     assert "targets: targets.width is -1, expected" in run.state.message
     # cancelling stops the children
     project.set("width: -1", "width: 400000")
-    run = run_deployment("pipeline/environment", {"study": STUDY}, timeout=0, as_subflow=False)
+    run = run_deployment("pipeline/environment", parameters={"study": STUDY}, timeout=0, as_subflow=False)
     assert wait_until(lambda: project.begun("targets"))
     with get_client(sync_client=True) as client:
         client.set_flow_run_state(run.id, State(type=StateType.CANCELLING))

@@ -19,6 +19,7 @@ from manyfold.files import (
     sha256,
     with_ending,
     write_json,
+    write_text,
 )
 from tests.crafted import craft, edit, read
 
@@ -274,3 +275,8 @@ def test_a_field_of_another_type_is_refused(tmp_path):
             field(tmp_path, {"n": value}, "n", int)
     with pytest.raises(ValueError, match="n is None"):
         field(tmp_path, {}, "n", int)
+
+
+def test_text_is_utf_8_everywhere(tmp_path):
+    write_text(tmp_path / "a.txt", "\N{INFINITY}\n")
+    assert (tmp_path / "a.txt").read_bytes() == b"\xe2\x88\x9e\n"

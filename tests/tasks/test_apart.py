@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from manyfold import exact
-from manyfold.estimate.evaluation import collect, pool
+from manyfold.estimate.collecting import collect
+from manyfold.estimate.evaluation import pool
 from manyfold.estimate.loggers import logging_of
 from manyfold.estimate.methods import METHODS, pdis
 from manyfold.streams import stream

@@ -5,12 +5,14 @@ import shutil
 
 import numpy as np
 import pytest
+from scipy import stats
 
+from manyfold.estimate import intervals
 from tasks import apart, coverage, studies
 from tasks.apart import Amount, Training
 from tests.tasks.conftest import GRID
 
-FILES = ("all.md", "trust.md", "aims.md", "all.json", "all.svg")
+FILES = ("all.md", "trust.md", "aims.md", "bounded.md", "all.json", "all.svg")
 
 
 @pytest.fixture
@@ -53,6 +55,11 @@ def test_everything_is_counted_and_what_was_cut_off_resumes_to_the_same_bytes(sm
     for one in found["sets"].values():
         for name in ("on_policy", "mpe", "mpe_baseline", "pooled"):
             assert all(0 <= x <= 1 for kind in coverage.FIXED for x in one[name][kind])
+    bounded = [one.get("bounded") for one in found["sets"].values()]
+    assert [one is not None for one in bounded] == [False, False, False, True]
+    header, _, *rows = first["bounded.md"].decode().splitlines()
+    assert len(rows) == 3
+    assert header.startswith("| policies of | intervals | 50 episodes | 100 episodes |")
     header, _, *rows = first["all.md"].decode().splitlines()
     assert header.startswith("| policies of | runs | estimator | single | simultaneous | differences | best known")
     assert len(rows) == 16
@@ -71,6 +78,31 @@ def test_everything_is_counted_and_what_was_cut_off_resumes_to_the_same_bytes(sm
     shutil.rmtree(work)
     assert coverage.main(arguments(folder)) == 0
     assert written(folder) == first
+
+
+def test_one_kind_alone_goes_to_a_folder_of_its_own(small, folder):
+    assert coverage.main(arguments(folder, only="random")) == 0
+    assert [path.name for path in (folder / "coverage").iterdir()] == ["random"]
+    assert list(json.loads((folder / "coverage" / "random" / "all.json").read_text())["sets"]) == [
+        "Random MDPs, heavy tails"
+    ]
+
+
+def test_bounded_intervals_hold_where_the_sample_has_seen_nothing():
+    """Two policies, one of which always had 10 of 10 and is worth 9.9: by hand, and by Student's t of the other."""
+    own = np.array([[10.0, 10.0, 10.0, 10.0], [2.0, 4.0, 6.0, 8.0]])
+    x = np.zeros((2, 8))
+    x[0, ::2], x[1, 1::2] = own
+    truth = np.array([9.9, 5.0])
+    columns = np.random.default_rng(0).standard_normal((6, 2, 8))  # of pooled evaluation, which is not looked at
+    values = {("targets", "pdis"): x, ("targets", "pooled"): columns}
+    bounded, on_policy, _ = coverage.by_bounds(values, np.array([8]), truth, (0.0, 10.0))
+    assert bounded[0][:2] == [1, 1]
+    assert on_policy[0][:2] == [0.5, 0]
+    t = stats.t.isf(0.025, 3) * np.std(own[1], ddof=1) / 2
+    np.testing.assert_allclose(on_policy[0][2], t / 2)  # the other has no width
+    low, high = intervals.bounded(list(own), 0, 10)
+    np.testing.assert_allclose(bounded[0][2], (high - low).mean() / 2)
 
 
 def test_the_tied_set_has_its_best_policy_twice(small, folder):

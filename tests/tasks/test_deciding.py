@@ -197,7 +197,7 @@ def test_a_broken_file_is_one_clear_line(content, said, tmp_path):
 @pytest.fixture
 def copied(data, tmp_path):
     """The session's data by links, without its report and its decisions."""
-    for stage in ("offline", "behavior"):
+    for stage in ("offline", "q", "q_hat", "behavior"):
         (tmp_path / stage).symlink_to(data / stage)
     folder = tmp_path / "evaluate" / GRID.name
     folder.mkdir(parents=True)

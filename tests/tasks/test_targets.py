@@ -194,7 +194,7 @@ def test_policies_of_another_environment_are_refused(own_study, tmp_path, given,
 
 
 def test_policies_that_are_not_there_are_one_line(own_study, tmp_path):
-    with pytest.raises(ValueError, match=r"mine.safetensors: no policy set \(.safetensors\), expected a file"):
+    with pytest.raises(ValueError, match="mine.safetensors: no such file or folder, expected policies"):
         STAGE.prepare(own_study, tmp_path)
 
 

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from manyfold.estimate.registry import ESTIMATORS
+from manyfold.tracking import metric_names
 from tasks import behavior, track
 from tasks.deciding import decisions_file, read_decisions
 from tasks.groups import Group
@@ -79,7 +80,7 @@ def test_the_parent_shows_how_the_decision_became_sure(store):
     found = read_decisions(ENV, root / "data")
     counts = client.get_metric_history(parent, "may_be_best")
     assert [(p.step, p.value) for p in counts] == list(zip(found.episodes, found.may_be_best.sum(1), strict=True))
-    for k, name in enumerate(track.metric_names(found.names)):
+    for k, name in enumerate(metric_names(found.names)):
         sure = client.get_metric_history(parent, f"p_best.{name}")
         assert [(p.step, p.value) for p in sure] == list(zip(found.episodes, found.p_best[:, k], strict=True))
         widths = client.get_metric_history(parent, f"half_width.{name}")

@@ -4,7 +4,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-from manyfold.envs import BinnedMujoco, Environment, Finite, Gridworld, GymnasiumEnvironment
+from manyfold.envs import BinnedMujoco, Environment, EnvpoolEnvironment, Finite, Gridworld, GymnasiumEnvironment
 from manyfold.mdp import FiniteMDP
 from manyfold.policies import CallablePolicySet
 from manyfold.rollout import in_turns, rollout
@@ -52,6 +52,7 @@ MAKE = {
     "cartpole with a TimeLimit below the horizon": lambda: GymnasiumEnvironment(
         lambda: gymnasium.make("CartPole-v1", max_episode_steps=15), horizon=25, name="short"
     ),
+    "envpool's cartpole": lambda: EnvpoolEnvironment("CartPole-v1", horizon=25),
     "frozen lake": lambda: GymnasiumEnvironment("FrozenLake-v1", horizon=12),
     "factory with its own truncation": lambda: GymnasiumEnvironment(Countdown, horizon=7, name="countdown"),
 }

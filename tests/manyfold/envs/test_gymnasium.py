@@ -157,7 +157,11 @@ def test_observations_are_flat_vectors_or_indices_from_0(space, sample, width, n
         (lambda: Fixed(BOX, TWO), {}, "<lambda> has no TimeLimit, expected a horizon: the largest number of steps"),
         (lambda: Fixed(spaces.MultiBinary(3), TWO), {"horizon": 3, "name": "x"}, "x: observations are MultiBinary"),
         (lambda: Fixed(spaces.Dict({"a": BOX}), TWO), {"horizon": 3, "name": "x"}, "x: observations are Dict"),
-        (lambda: Fixed(BOX, BOX), {"horizon": 3, "name": "x"}, "x: actions are Box.*, expected a Discrete space"),
+        (
+            lambda: Fixed(BOX, spaces.Dict({"a": BOX})),
+            {"horizon": 3, "name": "x"},
+            "x: actions are Dict.*, expected one",
+        ),
         (lambda: "CartPole", {"horizon": 3, "name": "x"}, "x: .*expected a gymnasium.Env"),
     ],
 )
@@ -204,3 +208,62 @@ def test_a_factory_that_returns_one_environment_again_and_again_is_refused():
     env = GymnasiumEnvironment(lambda: one, 5, "odd")
     with pytest.raises(ValueError, match="odd: the factory returned the same environment twice"):
         env.open(2, np.random.default_rng(0))
+
+
+class Crashing(Odd):
+    """Fails where it is told to: in its second reset, its third step, or as environments before gymnasium did."""
+
+    def __init__(self, where):
+        super().__init__()
+        self.where, self.resets, self.steps = where, 0, 0
+
+    def reset(self, seed=None, options=None):
+        self.resets += 1
+        if (self.where, self.resets) == ("reset", 2):
+            raise ConnectionError("the simulator\n  is gone")
+        return super().reset()
+
+    def step(self, action):
+        self.steps += 1
+        if (self.where, self.steps) == ("step", 3):
+            raise ZeroDivisionError("mass is 0")
+        return super().step(action)[: 4 if self.where == "old" else 5]
+
+
+@pytest.mark.parametrize(
+    ("where", "line", "cause"),
+    [
+        (
+            "reset",
+            r"reset failed inside of the environment \(ConnectionError: the simulator is gone\)",
+            ConnectionError,
+        ),
+        ("step", r"step 3 of an episode failed .* \(ZeroDivisionError: mass is 0\)", ZeroDivisionError),
+        ("old", r"step 1 of an episode failed .* \(ValueError: not enough values to unpack.*\)", ValueError),
+    ],
+)
+def test_what_an_environment_raises_is_one_line_with_its_error_as_the_cause(where, line, cause, monkeypatch):
+    coin = CallablePolicySet([lambda obs, t: np.full((len(obs), 2), 0.5)], 2, 3)
+    env = GymnasiumEnvironment(lambda: Crashing(where), 4, "robot")
+    monkeypatch.setattr(type(env), "slots", 1)  # all episodes in one, one after the other
+    with pytest.raises(ValueError, match=f"^robot: {line}, expected it to run$") as caught:
+        list(rollout(env, in_turns(coin), np.zeros(2, dtype=np.int64), np.random.default_rng(0)))
+    assert type(caught.value.__cause__) is cause
+
+
+@pytest.mark.parametrize("before", [0, 1])
+def test_a_factory_that_fails_is_one_line_too(before):
+    """When it is asked first, and when it is asked for the slots."""
+    made = []
+
+    def make():
+        if len(made) == before:
+            raise RuntimeError("no licence\nleft")
+        made.append(Odd())
+        return made[-1]
+
+    with pytest.raises(
+        ValueError, match=r"^make: making it failed .* \(RuntimeError: no licence left\)[^\n]*$"
+    ) as caught:
+        GymnasiumEnvironment(make, 5).open(1, np.random.default_rng(0))
+    assert isinstance(caught.value.__cause__, RuntimeError)

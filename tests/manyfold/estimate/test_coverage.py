@@ -158,6 +158,16 @@ def test_a_diagnosis_is_of_own_episodes_where_only_they_count():
     assert coverage.untrusted_of("mpe", values, n).all()
 
 
+def test_own_returns_that_hardly_vary_are_not_trusted():
+    k, n = 2, 60
+    values = own_values(k, n) | {("targets", name): np.zeros((k, n)) for name in ("log_weights", "log_balanced")}
+    values |= {("targets", "pooled"): pooled_runs(k, n, 1)[0]["targets", "pooled"]}
+    values["targets", "pdis"][1, 1:40:k] = 500.0
+    for name in ("on_policy", "pooled"):
+        assert coverage.untrusted_of(name, values, 40).tolist() == [False, True]
+        assert coverage.untrusted_of(name, values, n).tolist() == [False, False]  # ten others came
+
+
 def test_the_joint_level_decides_where_p_values_do_not():
     """Between alpha / K and alpha the level itself is needed, and then it is `intervals`'."""
     for off in (0.2, 0.24, 0.26, 0.28, 0.3):

@@ -7,7 +7,7 @@ from scipy import stats
 from manyfold import exact
 from manyfold.envs.gridworld import Gridworld
 from manyfold.estimate import diagnostics, estimators
-from manyfold.estimate.diagnostics import diagnose, pareto_k, trust
+from manyfold.estimate.diagnostics import diagnose, hardly_vary, pareto_k, trust
 from manyfold.mdp import FiniteMDP
 from manyfold.rollout import rollout_tabular
 
@@ -104,6 +104,44 @@ def test_what_cannot_be_trusted_says_why_and_what_to_do():
     assert flat.endswith("of 200, expected at least 5; run pooled, or more episodes of policy 0 itself")
 
 
+def test_returns_that_hardly_vary_are_flagged():
+    most = np.full(96, 500.0)
+    found = hardly_vary(
+        [
+            np.r_[most, 499, 300, 7, 7],  # four others
+            np.r_[most, 499, 300, 7, 7, 8],
+            most,
+            np.arange(3.0),  # few, but all different
+            np.array([1.0, 0.0]),  # no more than half are equal
+            np.array([1.0, 1.0, 0.0]),
+            np.array([1.0]),
+            np.empty(0),
+        ],
+        "abcdefgh",
+    )
+    assert found[0] == (
+        "only 4 of 100 returns of a differ from 500, expected at least 5; run more episodes of a, or take the "
+        "intervals of result.bounded(low, high)"
+    )
+    assert found[2] == "all returns of c were equal: what is rarer than 1 in 32 may not have been seen"
+    assert found[5].startswith("only 1 of 3 returns of f differ from 1,")
+    assert [i for i, said in enumerate(found) if said] == [0, 2, 5]
+    assert hardly_vary([most])[0].startswith("all returns of policy 0 were equal")
+
+
+@pytest.mark.parametrize("n", [25, 50, 100, 400])
+def test_what_is_not_flagged_misses_in_8_percent_at_worst(n):
+    """Two outcomes, exactly: every number of successes by its binomial probability."""
+    m = np.arange(n + 1)
+    flagged = np.array([bool(hardly_vary([np.r_[np.ones(i), np.zeros(n - i)]])[0]) for i in m])
+    reach = stats.t.isf(0.025, n - 1) * np.sqrt(m / n * (1 - m / n) / (n - 1))
+    for p in (0.002, 0.02, 0.05, 0.1, 0.136, 0.24, 0.5):
+        missed = np.abs(m / n - p) > reach
+        assert stats.binom.pmf(m, n, p)[missed & ~flagged].sum() < 0.08
+    rare = stats.binom.pmf(m, n, 0.002)
+    assert rare[np.abs(m / n - 0.002) > reach].sum() > 0.4  # without the rule
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_bad_input_is_refused_with_one_clear_line(bad):
     ok = np.zeros((2, 30))
@@ -146,3 +184,18 @@ def test_near_policies_are_trusted():
     assert trust(found) == [""] * 20
     assert np.abs(found.mean_z).max() < 4
     assert (found.effective_sample_size < 500).all()
+
+
+def test_without_own_episodes_the_weights_must_say_enough():
+    """100 weights of mean 1 by hand; the same of mean 0.5, which is many standard errors below; ten that count."""
+    even = np.log(np.tile([0.5, 1.5], 50))
+    missing = even + np.log(0.5)
+    few = np.log(np.concatenate([np.full(10, 10.0), np.full(90, 1e-9)]))
+    found = diagnostics.diagnose(np.stack([even, missing, few, few]), np.random.default_rng(0).random((4, 100)))
+    np.testing.assert_allclose(found.effective_sample_size, [80, 80, 10, 10], atol=1e-6)
+    assert found.mean_z[1] == pytest.approx(-0.5 / (np.tile([0.25, 0.75], 50).std(ddof=1) / 10))
+    none, own = np.empty(0), np.ones(5)
+    said = diagnostics.borrowed(found, [none, none, none, own], ["a", "b", "c", "d"])
+    assert [bool(one) for one in said] == [False, True, True, False]
+    assert said[1].endswith("mean weight -19.9 standard errors from 1; expected 20 and -2 at least); run b itself")
+    assert "effective sample size 10.0" in said[2]

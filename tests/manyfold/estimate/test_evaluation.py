@@ -8,7 +8,7 @@ import manyfold as mf
 from manyfold import exact
 from manyfold.data.episodes import Episodes
 from manyfold.envs import Finite
-from manyfold.estimate import baselines, evaluation, pooled, shares
+from manyfold.estimate import baselines, collecting, evaluation, pooled, shares
 from manyfold.mdp import FiniteMDP
 from manyfold.policies import TabularPolicySet
 from manyfold.rollout import rollout_tabular
@@ -135,26 +135,26 @@ def test_other_starts_lower_the_variance_and_their_error_counts():
 
 def test_first_states_come_from_the_start_distribution():
     mdp, _ = world()
-    found = evaluation.first_states(Finite(mdp), 1000, np.random.default_rng(0))
+    found = collecting.first_states(Finite(mdp), 1000, np.random.default_rng(0))
     assert found.shape == (1000, 1)
     np.testing.assert_allclose(np.bincount(found[:, 0], minlength=5) / 1000, mdp.initial, atol=0.05)
     env = mf.GymnasiumEnvironment("CartPole-v1", horizon=10)
-    several = evaluation.first_states(env, 250, np.random.default_rng(0))  # more than there are slots
+    several = collecting.first_states(env, 250, np.random.default_rng(0))  # more than there are slots
     assert several.shape == (250, 4)
     assert len(np.unique(several[:, 0])) == 250
     assert np.abs(several).max() <= 0.05
 
 
 def test_turns_give_every_logger_its_share_at_any_time():
-    who = evaluation.turns(np.array([0.5, 0.25, 0.25, 0.0]), 8)
+    who = collecting.turns(np.array([0.5, 0.25, 0.25, 0.0]), 8)
     assert np.bincount(who, minlength=4).tolist() == [4, 2, 2, 0]
-    assert evaluation.turns(np.full(3, 1 / 3), 7).tolist()[:3] in ([0, 1, 2], [1, 0, 2])
+    assert collecting.turns(np.full(3, 1 / 3), 7).tolist()[:3] in ([0, 1, 2], [1, 0, 2])
     for n in range(1, 40):
-        counts = np.bincount(evaluation.turns(np.array([0.6, 0.3, 0.1]), n), minlength=3)
+        counts = np.bincount(collecting.turns(np.array([0.6, 0.3, 0.1]), n), minlength=3)
         assert counts.sum() == n
         assert np.abs(counts - n * np.array([0.6, 0.3, 0.1])).max() <= 1
     with pytest.raises(ValueError, match="expected shares of the loggers that sum to 1"):
-        evaluation.turns(np.array([0.5, 0.4]), 10)
+        collecting.turns(np.array([0.5, 0.4]), 10)
 
 
 def test_evaluate_a_gymnasium_environment_and_repeat_it():
@@ -190,6 +190,9 @@ def test_equal_returns_are_said_not_to_be_trusted():
     assert "all returns of a were equal: what is rarer than 1 in 6 may not have been seen" in str(found)
     np.testing.assert_allclose(found.mean, 5)
     np.testing.assert_allclose(found.variance, 0, atol=1e-12)
+    low, high = found.bounded(0, 5)
+    assert (high == 5).all()
+    assert ((low > 2.5) & (low < 4.5)).all()
 
 
 def test_cost_of_a_precision_by_hand():
@@ -225,12 +228,12 @@ def test_the_planned_shares_are_better_when_run():
     policies, rng = TabularPolicySet(pi), np.random.default_rng(0)
     scaled = FiniteMDP(mdp.transitions, mdp.rewards * np.array([1.0, 1, 8, 1, 1])[:, None], mdp.initial, 3)
     env, j = Finite(scaled), exact.values(scaled, pi)
-    pilot = evaluation.collect(env, policies, 900, rng)
+    pilot = collecting.collect(env, policies, 900, rng)
     alpha = shares.plan(pilot, evaluation.pool(pilot).values).alpha
     errors = np.zeros(2)
     for _ in range(150):
         for i, use in enumerate((None, alpha)):
-            found = evaluation.pool(evaluation.collect(env, policies, 120, rng, alpha=use))
+            found = evaluation.pool(collecting.collect(env, policies, 120, rng, alpha=use))
             errors[i] += ((found.mean - j) ** 2).sum()
     assert errors[1] < 1.05 * errors[0]
 
@@ -241,8 +244,8 @@ def test_other_loggers_join_and_stages_are_put_together():
     rng, j = np.random.default_rng(0), exact.values(mdp, pi)
     env, errors, claimed = Finite(mdp), [], []
     for _ in range(150):
-        first = evaluation.pool(evaluation.collect(env, policies, 40, rng, uniform))
-        second = evaluation.pool(evaluation.collect(env, policies, 60, rng, uniform, [0.3, 0.2, 0.2, 0.3, 0.0]))
+        first = evaluation.pool(collecting.collect(env, policies, 40, rng, uniform))
+        second = evaluation.pool(collecting.collect(env, policies, 60, rng, uniform, [0.3, 0.2, 0.2, 0.3, 0.0]))
         both = evaluation.combine([first, second])
         np.testing.assert_allclose(both.mean, 0.4 * first.mean + 0.6 * second.mean)
         np.testing.assert_allclose(both.variance / 100, (0.16 * first.variance / 40 + 0.36 * second.variance / 60))
@@ -296,7 +299,7 @@ def test_a_regression_is_that_of_the_other_folds_by_hand():
     before[:, 0] += [1.0, 0.5]  # W_{t-1} - W_t of episode 0
     to_go = np.flip(np.cumsum(np.flip(rewards, -1), -1), -1).astype(np.float32)
     x = block.pad_rows(baselines.steps_of(t, 2))
-    regression.add(block, x, to_go, flat, before, w, block.pad(episodes.actions), None)
+    regression.add(block, x, to_go, flat, before, w)
     # as fold 1 sees it, episode 0 (fold 0) may use fold 2 alone; as fold 0 itself sees it, folds 1 and 2
     np.testing.assert_allclose(regression.controls(1)[0][:, 0], [11 + 0.5 * 6, 110 + 0.5 * 60], rtol=1e-3)
     expected = [(7 + 11) / 2 + 0.5 * (4 + 6) / 2, (70 + 110) / 2 + 0.5 * (40 + 60) / 2]
@@ -314,7 +317,7 @@ def test_ends_and_blocks_change_nothing(monkeypatch):
         4,
         60,
     )
-    episodes = evaluation.collect(world_, policies, 60, np.random.default_rng(0))
+    episodes = collecting.collect(world_, policies, 60, np.random.default_rng(0))
     assert len(np.unique(episodes.lengths)) > 5
     whole = evaluation.pool(episodes)
     monkeypatch.setattr("manyfold.data.episodes.BLOCK", 2**12)

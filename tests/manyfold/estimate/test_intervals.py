@@ -92,6 +92,26 @@ def test_betting_holds_for_skewed_values_and_shrinks():
     assert high[-1] - low[-1] < 0.2 < high[0] - low[0]
 
 
+@pytest.mark.parametrize("n", [25, 50, 100])
+def test_bounded_intervals_hold_where_returns_hardly_vary(n):
+    """500, or once in 50 episodes 100: Student's intervals of such samples hold in 40 to 87% of them."""
+    rng = np.random.default_rng(n)
+    returns = [np.where(rng.random(n) < 0.02, 100.0, 500.0) for _ in range(400)]
+    low, high = intervals.bounded(returns, 0, 500)
+    assert np.mean((low <= 492) & (high >= 492)) >= 0.95
+    assert (low >= 0).all()
+    assert (high <= 500).all()
+    student = [intervals.single(sample(x)) for x in returns]
+    assert np.mean([(x.low[0] <= 492) & (x.high[0] >= 492) for x in student]) < 0.9
+
+
+def test_bounded_intervals_are_each_policys_last_ones():
+    x = np.array([0.0, 1.0, 1.0])
+    found, path = intervals.bounded([x, np.empty(0)], 0, 2, 0.1), intervals.betting(x, 0, 2, 0.1)
+    np.testing.assert_array_equal(found.low, [path.low[-1], 0])
+    np.testing.assert_array_equal(found.high, [path.high[-1], 2])
+
+
 def test_against_a_policy_and_a_number():
     x = np.array([[1.0, 2.0, 3.0, 4.0], [2.0, 3.1, 4.0, 4.9], [1.0, 2.0, 3.0, 4.0]])
     low, high = intervals.against(sample(x), 0)
@@ -127,6 +147,7 @@ def test_stages_of_fewer_policies_are_joined_by_their_units():
         (lambda: intervals.simultaneous(sample([[1.0, 2.0]]), 1.0), "alpha is 1"),
         (lambda: intervals.against(sample([[1.0, 2.0]]), 3), "baseline is 3"),
         (lambda: intervals.betting([0.5, 2.0], 0, 1), "expected within 0 and 1"),
+        (lambda: intervals.bounded([np.array([0.5, 2.0])], 0, 1), "expected within 0 and 1"),
     ],
 )
 def test_bad_input_is_one_line(call, said):

@@ -1,5 +1,7 @@
 """Decisions: hand-made cases, ties, wrong decisions by simulation, the winner's curse."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -38,6 +40,42 @@ def test_near_policies_are_not_told_apart():
     assert "p3, p2 may be" in said.verdict
     assert np.isclose(said.p_best.sum(), 1)
     assert said.p_best[3] > said.p_best[2] > 0.4
+
+
+def test_ranks_agree_with_who_may_be_best():
+    """All pairs at once need more than the best against the rest: p0 leads without a single pair that is told apart."""
+    said = decide(known([0.0, -3.5, -3.6, -3.7, -3.8, -3.9], 1.0))
+    assert said.best == 0
+    assert not (said.difference.low > 0).any()
+    low, high = said.ranks
+    assert low.tolist() == [1, 2, 2, 2, 2, 2]
+    assert high.tolist() == [1, 6, 6, 6, 6, 6]
+    assert said.rows()[1][-1] == ""
+    assert not said.told_apart[1:, 1:].any()
+    two = replace(said, may_be_best=np.arange(6) < 2)
+    assert [x.tolist() for x in two.ranks] == [[1, 1, 2, 2, 2, 2], [6] * 6]
+    alone = known([0.0, 5.0, 1.0], 0.1)
+    stands = replace(decide(alone), may_be_best=np.array([True, False, False]))  # an earlier look's claim, now refuted
+    low, high = stands.ranks
+    assert (low <= high).all()
+    assert (low[0], high[0], low[1]) == (1, 1, 2)
+
+
+def test_the_order_is_known_by_differences_alone():
+    """p0 is known to be the best, yet the pairs' own intervals, three at once, leave open whether it is above p1."""
+    said = decide(known([0.0, -3.0, -8.0], 1.0))
+    assert said.best == 0
+    assert said.told_apart[0, 1]
+    assert not said.order_known
+    assert decide(known([0.0, -4.0, -8.0], 1.0)).order_known
+
+
+@pytest.mark.parametrize("anytime", [False, True])
+def test_a_tie_is_broken_seldom(anytime):
+    """Two equals, either of which could be called the better one: together at most alpha."""
+    rng, runs = np.random.default_rng(5), 1000
+    claimed = sum(decide(sample(rng.normal(size=(2, 20))), 0.1, anytime).best is not None for _ in range(runs))
+    assert claimed / runs <= 0.1 + 2 * np.sqrt(0.1 * 0.9 / runs)
 
 
 def test_equal_policies_share_and_one_policy_has_nothing_to_compare():

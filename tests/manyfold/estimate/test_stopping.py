@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 import manyfold as mf
+from benchmarks import gate
 from manyfold import exact
 from manyfold.envs import Finite
-from manyfold.estimate import evaluation, intervals, ranking, stopping
+from manyfold.estimate import collecting, evaluation, intervals, ranking, sources, stopping
 from manyfold.estimate.stopping import Played, Returns, play, until
 from manyfold.mdp import FiniteMDP
 from manyfold.policies import ChosenPolicySet, TabularPolicySet
@@ -46,6 +47,17 @@ def test_of_equals_none_is_called_best_more_often_than_alpha():
     assert claimed <= 10
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", list(gate.KINDS))
+def test_one_of_two_is_called_better_or_worse_wrongly_with_alpha_at_most(kind):
+    """What the command `manyfold gate` answers, with as many looks as it likes: neither of two equals is better."""
+    runs = 40 if kind == "pooled" else 400
+    for behind in (0.0, 0.1) if kind != "pooled" else (0.0,):
+        better, worse, _ = gate.measure(kind, behind, runs)
+        wrong = better + (0 if behind else worse)
+        assert wrong / runs <= gate.ALPHA + 2 * np.sqrt(gate.ALPHA * (1 - gate.ALPHA) / runs)
+
+
 def test_who_cannot_win_runs_no_more_and_the_others_stay_unbiased():
     """Two are dropped because of what was seen, two are equal: the means of what is joined must not move for it."""
     means = np.array([0.0, 0.2, 3.0, 3.0])
@@ -60,6 +72,15 @@ def test_who_cannot_win_runs_no_more_and_the_others_stay_unbiased():
     errors = np.array([one.mean - means for one in found])
     z = errors.mean(0) / (errors.std(0, ddof=1) / np.sqrt(len(errors)))
     assert np.abs(z[2:]).max() < 4
+
+
+def test_nobody_is_dropped_before_a_segment_has_settled():
+    """Two of four are far behind after a few rounds already, and the other two are equal."""
+    found = until(normal([0, 0, 9, 9], np.random.default_rng(0)), budget=2000)
+    first = [look for look in found.looks if len(look.running) == 4]
+    assert first[-2].decision.may_be_best.sum() == 2
+    assert [look.episodes >= 4 * stopping.SETTLED for look in first] == [False] * (len(first) - 1) + [True]
+    assert len(found.looks) > len(first)
 
 
 def test_segments_are_joined_by_hand():
@@ -84,6 +105,41 @@ def test_precision_and_order_stop_as_soon_as_they_are_reached():
     assert len(ordered.looks[-1].running) == 3  # an order needs all of them
     both = until(normal([0, 5], np.random.default_rng(0)), stop="best", precision=0.3)
     assert both.reason == "Stopped: the best policy is known and every value is known to +- 0.3."
+
+
+def test_returns_that_hardly_vary_are_said_not_to_be_trusted():
+    """Of all segments: b and d are dropped, a and c go on."""
+    rng = np.random.default_rng(0)
+
+    def run(which, rounds):
+        often = np.where(rng.random((4, rounds)) < 0.02, 100.0, 500.0)
+        often[1::2] = rng.normal(0, 1, (2, rounds))
+        return Played(often[which])
+
+    found = until(Returns("abcd", run), budget=150)
+    assert [len(x) for x in found.own_returns] == found.decision.sample.units_each.tolist()
+    assert len(found.own_returns[0]) > len(found.own_returns[1])
+    assert [bool(said) for said in found.warnings] == [True, False, True, False]
+    assert f"\na: not to be trusted: {found.warnings[0]}" in str(found)
+    low, high = found.bounded(-10, 500)
+    assert (low < [492, 0, 492, 0]).all()
+    assert (high > [492, 0, 492, 0]).all()
+
+
+def test_weights_of_all_segments_are_diagnosed():
+    """As `Estimate.warnings` does it; a source without weights has no such warnings."""
+    mdp, pi = world(far=1.0)
+
+    class Heavy(sources.Pooling):
+        def more(self, rounds, focus=None):
+            part = super().more(rounds, focus)
+            weights = part.log_weights.copy()
+            weights[self.which == 2] = -np.inf
+            return part._replace(log_weights=weights)
+
+    found = until(Heavy(Finite(mdp), TabularPolicySet(pi), np.random.default_rng(0)))
+    assert [said[:3] for said in found.warnings] == ["", "", "all", ""]
+    assert "weights are 0: no episode says anything of" in found.warnings[2]
 
 
 def test_a_budget_is_never_exceeded():
@@ -120,14 +176,14 @@ def test_pooled_evaluation_until_the_best_is_known():
     """Exact values of a random MDP; the right policy, the same seed the same answer."""
     mdp, pi = world(far=1.0)
     truth, env, policies = exact.values(mdp, pi), Finite(mdp), TabularPolicySet(pi)
-    found = [evaluation.evaluate(env, policies, stop="best", seed=s) for s in range(20)]
+    found = [mf.evaluate(env, policies, stop="best", seed=s) for s in range(20)]
     assert all(one.best == truth.argmax() for one in found)
-    again = evaluation.evaluate(env, policies, stop="best", seed=3)
+    again = mf.evaluate(env, policies, stop="best", seed=3)
     np.testing.assert_array_equal(again.mean, found[3].mean)
     inside = [(one.decision.interval.low <= truth) & (truth <= one.decision.interval.high) for one in found]
     assert np.mean(inside) > 0.95
     assert "Stopped: the best policy is known." in str(found[0])
-    narrow = evaluation.evaluate(env, policies, precision=0.2)
+    narrow = mf.evaluate(env, policies, precision=0.2)
     assert narrow.decision.half_width.max() <= 0.2
 
 
@@ -139,19 +195,48 @@ def test_pooled_evaluation_with_q_of_those_that_are_left():
         def predict(self, states, t):
             return q[:, t, states[:, 0].astype(int)]
 
-    with_q = evaluation.evaluate(Finite(mdp), TabularPolicySet(pi), stop="best", q=Table())
+    with_q = mf.evaluate(Finite(mdp), TabularPolicySet(pi), stop="best", q=Table())
     assert with_q.best == exact.values(mdp, pi).argmax()
-    part = evaluation.ChosenValues(Table(), np.array([4, 1])).predict(np.array([[2]]), np.array([0]))
+    part = sources.ChosenValues(Table(), np.array([4, 1])).predict(np.array([[2]]), np.array([0]))
     np.testing.assert_array_equal(part[:, 0], q[[4, 1], 0, 2])
     chosen = ChosenPolicySet(TabularPolicySet(pi), [4, 1])
     assert chosen.n_policies == 2
     np.testing.assert_array_equal(chosen.probs(np.array([2]), 0)[:, 0], pi[[4, 1], 0, 2])
 
 
+def test_the_next_look_comes_when_half_of_what_is_missing_has_run():
+    """20 own returns of variance 4, h = 2, V = 1/5 and X = 1: 4 (4 - 1) / (1/5) = 60 more by themselves, half is 30."""
+    own, more = (np.tile([-1.0, 1.0], n // 2) * np.sqrt(4 * (n - 1) / n) for n in (20, 40))
+    part = stopping.Part(np.zeros((2, 60)), None, None, 60, 60, (own, more))
+
+    class Seen:
+        half_width = np.array([2.0, 2.0])
+        sample = intervals.Sample(("a", "b"), np.zeros(2), np.full((1, 2, 2), 0.2), np.array([19.0]), 40)
+
+    one, both = np.array([0]), np.array([0, 1])
+    assert stopping._ahead(Seen, part, 1.0, both[1:]) == 30
+    assert stopping._ahead(Seen, part, 1.0, one) == 20  # no more than there are
+    assert stopping._ahead(Seen, part, 1.0, both) == 20
+    assert stopping._ahead(Seen, part, 2.0, both) == 0  # narrow enough
+    Seen.half_width = np.array([np.inf, 2.0])
+    assert stopping._ahead(Seen, part, 1.0, both) == 0
+    few = part._replace(own_returns=(own[:4], own))
+    assert stopping._ahead(Seen, few, 1.0, both) == 0  # nobody knows yet
+
+
+def test_joined_densities_are_kept_once():
+    """The targets are the first loggers: of all numbers these are the most."""
+    mdp, pi = world()
+    parts = [collecting.collect(Finite(mdp), TabularPolicySet(pi), 40, np.random.default_rng(n)) for n in range(2)]
+    both = mf.Episodes.join(parts)
+    assert np.shares_memory(both.log_targets, both.log_loggers)
+    np.testing.assert_array_equal(both.log_targets, np.concatenate([part.log_targets for part in parts], -1))
+
+
 def test_joined_episodes_are_pooled_as_if_run_at_once():
     mdp, pi = world()
     env, policies = Finite(mdp), TabularPolicySet(pi)
-    parts = [evaluation.collect(env, policies, n, np.random.default_rng(n)) for n in (40, 20)]
+    parts = [collecting.collect(env, policies, n, np.random.default_rng(n)) for n in (40, 20)]
     both = mf.Episodes.join(parts)
     assert len(both.lengths) == 60
     np.testing.assert_array_equal(both.rewards, np.concatenate([p.rewards for p in parts]))
@@ -207,9 +292,9 @@ def test_bad_input_gets_one_line():
     mdp, pi = world()
     env, policies = Finite(mdp), TabularPolicySet(pi)
     with pytest.raises(ValueError, match="nothing says when to stop, expected episodes=200"):
-        evaluation.evaluate(env, policies)
+        mf.evaluate(env, policies)
     with pytest.raises(ValueError, match="starts are of a fixed number"):
-        evaluation.evaluate(env, policies, stop="best", starts=np.zeros((3, 1)))
+        mf.evaluate(env, policies, stop="best", starts=np.zeros((3, 1)))
     with pytest.raises(ValueError, match="an actor returned float64"):
         play(env, [lambda obs, t: np.zeros(len(t))], 3)
     with pytest.raises(ValueError, match="action"):

@@ -24,7 +24,7 @@ def alone(networks):
     [
         ([sequential(seed) for seed in range(4)], True),
         ([Normalised(seed) for seed in range(4)], True),
-        ([sequential(0)], True),
+        ([sequential(0)], False),
         ([sequential(0, 4), sequential(1, 5)], False),
         ([sequential(0), sequential(1, activation=nn.ReLU)], False),
         ([sequential(0), Normalised(1)], False),

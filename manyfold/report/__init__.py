@@ -1,0 +1,1 @@
+"""The page that a result writes: one HTML file for people."""
