@@ -20,7 +20,7 @@ def cluster(new_project, tmp_path_factory):
     yield f"tcp://127.0.0.1:{port}", project
     process.terminate()
     process.communicate()
-    assert wait_until(lambda: not project.processes(), 15), project.processes()
+    assert wait_until(lambda: not project.processes()), project.processes()
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def test_kill_9_of_the_stage_ends_its_jobs_on_the_cluster_and_the_next_run_resum
     done = project.stage("q")  # at once, while the killed run's jobs may still be at work
     assert done.returncode == 0, done.stderr
     assert project.files("q") == longer.files("q")
-    assert wait_until(lambda: not project.processes(), 15), project.processes()
+    assert wait_until(lambda: not project.processes()), project.processes()
 
 
 def test_a_refused_input_is_one_line_on_a_cluster_too(project):

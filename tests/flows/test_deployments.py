@@ -20,7 +20,7 @@ def worker(project):
     yield project
     process.terminate()
     process.communicate()
-    assert wait_until(lambda: not [c for _, c in project.processes() if "worker" in c], 15)
+    assert wait_until(lambda: not [c for _, c in project.processes() if "worker" in c])
 
 
 def test_a_worker_without_a_server_is_one_line(project):
@@ -70,7 +70,7 @@ def test_a_deployment_gives_what_dvc_repro_does_and_nobody_else_can_use_it(worke
     assert wait_until(lambda: project.begun("targets"))
     with get_client(sync_client=True) as client:
         client.set_flow_run_state(run.id, State(type=StateType.CANCELLING))
-    assert wait_until(lambda: not [c for _, c in project.processes() if "targets" in c], 60)
+    assert wait_until(lambda: not [c for _, c in project.processes() if "targets" in c])
     assert finish(run).state.is_cancelled()
 
 

@@ -24,7 +24,7 @@ def kill_in_each_stage(project, rng):
             time.sleep(rng.uniform(0.5, 4))
         os.kill(process.pid, signal.SIGKILL)
         process.communicate()
-        assert wait_until(lambda: not project.processes(), 20), project.processes()
+        assert wait_until(lambda: not project.processes()), project.processes()
         done = project.repro(stage, "--single-item")
         assert done.returncode == 0, (stage, done.stderr)
 
@@ -46,7 +46,7 @@ def test_kill_9_of_dvc_leaves_nothing_and_finished_groups_are_not_computed_again
     assert wait_until(lambda: list(work.glob("*/group-*/q.json")))
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
-    assert wait_until(lambda: not project.processes(), 15), project.processes()
+    assert wait_until(lambda: not project.processes()), project.processes()
     before = {path.parent.name: path.stat().st_mtime_ns for path in work.glob("*/group-*/q.json")}
     assert 1 <= len(before) < 3
     assert project.repro("q", "--single-item").returncode == 0

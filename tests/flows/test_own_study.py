@@ -121,4 +121,4 @@ def test_a_deployment_runs_it_and_mlflow_shows_it(own):
     children = [run for run in runs if run.data.tags.get("mlflow.parentRunId") == parent.info.run_id]
     relative = json.loads(own.metrics(NAME))["relative_variance"]
     assert {run.data.tags["estimator"]: run.data.metrics["relative_variance"] for run in children} == relative
-    assert wait_until(lambda: not own.processes(), 30), own.processes()
+    assert wait_until(lambda: not own.processes()), own.processes()

@@ -23,7 +23,7 @@ def send(url, method="POST", body=None, **headers):
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data, {"Content-Type": "application/json", **headers}, method=method)
     try:
-        with urllib.request.urlopen(request, timeout=10) as answer:
+        with urllib.request.urlopen(request, timeout=60) as answer:
             return answer.status, answer.headers
     except urllib.error.HTTPError as error:
         with error:
@@ -92,7 +92,7 @@ def listen(url, protocols):
     with connect(url, origin="https://evil.example", subprotocols=protocols) as socket:
         socket.send(json.dumps({"type": "auth", "token": "wrong"}))
         while True:
-            socket.recv(timeout=10)
+            socket.recv(timeout=60)
 
 
 def test_who_knows_the_string_may_start_a_run(prefect_server, deployment):
@@ -126,7 +126,7 @@ def test_the_pages_answer_no_other_page_and_say_how_to_call_them(new_project, tm
         assert f'export PREFECT_API_AUTH_STRING="$(cat {auth})"\n' in said
         mlflow, prefect = (f"http://127.0.0.1:{port}" for port in ports)
         for url, part in ((mlflow, "MLflow"), (prefect, "Prefect")):
-            with urllib.request.urlopen(f"{url}/", timeout=10) as page:
+            with urllib.request.urlopen(f"{url}/", timeout=60) as page:
                 assert part in page.read().decode()
         assert send(f"{prefect}/api/flow_runs/filter", body={}, **FOREIGN)[0] == 401
         new = f"{mlflow}/api/2.0/mlflow/experiments/create"
@@ -149,4 +149,4 @@ def test_the_pages_answer_no_other_page_and_say_how_to_call_them(new_project, tm
     finally:
         pages.send_signal(signal.SIGTERM)
         pages.communicate()
-    assert wait_until(lambda: not project.processes(), 15), project.processes()
+    assert wait_until(lambda: not project.processes()), project.processes()

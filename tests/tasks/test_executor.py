@@ -189,7 +189,7 @@ def test_a_signal_ends_it_at_once_and_a_second_run_beside_it_is_refused(toy, num
     assert beside.returncode == 2
     assert f"taken, another run of toy {STUDY} is at work" in last_line(beside.stderr)
     os.killpg(process.pid, number) if number == signal.SIGINT else process.send_signal(number)
-    _, error = process.communicate(timeout=30)
+    _, error = process.communicate(timeout=120)
     assert process.returncode == code
     assert last_line(error) == "toy: interrupted; run it again to resume from the last save"
     assert "Traceback" not in error
@@ -258,11 +258,11 @@ def test_a_part_ends_with_the_run_that_it_is_for(toy):
         process = toy.start("--groups", "0-0", "--run", token, group_0="long")
         assert wait_until(toy.computed)
         assert process.poll() is None
-    process.communicate(timeout=30)
+    process.communicate(timeout=120)
     assert process.returncode == 3
     with one_run("toy", STUDY, toy.data):  # another run's lock is not its own
         process = toy.start("--groups", "0-0", "--run", token, group_0="long")
-        process.communicate(timeout=30)
+        process.communicate(timeout=120)
     assert process.returncode == 3
 
 
