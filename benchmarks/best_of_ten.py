@@ -4,8 +4,8 @@
 
 Gridworld 1,000: PPO's checkpoints of the study's first groups (exact values). CartPole: ten checkpoints of one
 training by Stable-Baselines3, several seeds of the evaluation. Everyone may spend 2,400 episodes, and the budget
-counts in full where the best is still not known. MPE + q needs logged data and fits beforehand, which are not
-counted; CartPole has none here.
+counts in full where the best is still not known. MPE + q and pooled evaluation with q need logged data (10,000 episodes
+of Gridworld, 400 of CartPole) and fits beforehand, which are not counted.
 
 adastop (permutation tests, all pairs) is asked after every n = 6 episodes of each agent, 40 times at most: with B =
 1,000 and more than 6 at once the number of permutations that it divides by becomes 1 after the first look, and it
@@ -25,7 +25,7 @@ from scipy import stats
 from benchmarks.show import show
 from manyfold import exact
 from manyfold.arrays import Array, Ints
-from manyfold.envs import Environment, GymnasiumEnvironment
+from manyfold.envs import Environment
 from manyfold.estimate import runs
 from manyfold.estimate.collecting import collect
 from manyfold.estimate.loggers import logging_of
@@ -33,9 +33,10 @@ from manyfold.estimate.sources import Pooling
 from manyfold.estimate.stopping import Part, until
 from manyfold.policies import ChosenPolicySet, PolicySet
 from manyfold.streams import stream
-from tasks import checkpoints, studies
+from tasks import apart, checkpoints, studies
 from tasks.behavior import design
 from tasks.groups import Group
+from tasks.studies import Study
 
 K, ALPHA, EACH, LOOKS = 10, 0.05, 6, 40
 BUDGET = K * EACH * LOOKS
@@ -113,17 +114,19 @@ class Designed:
 
     def __init__(self, group: Group, env: Environment, rng: np.random.Generator) -> None:
         self.names, self.rng = group.policies().names, rng
-        self.logging, self.horizon = logging_of(env, design(group)), env.horizon
-        self.values = np.empty((K, 0))
+        self.logging = logging_of(env, design(group))
+        self.values, self.steps = np.empty((K, 0)), 0
 
     def begin(self, which: Ints) -> None:
         """Always of all policies: mu was designed for them."""
 
     def more(self, rounds: int, focus: Ints | None = None) -> Part:
-        found = runs.returns(self.logging.log("mu", rounds * K, self.rng), "mu")
+        blocks = list(self.logging.log("mu", rounds * K, self.rng))
+        found = runs.returns(blocks, "mu")
         self.values = np.concatenate([self.values, found["mu", "baseline"]], -1)
-        n = self.values.shape[-1]
-        return Part(self.values, None, None, n, n * self.horizon)
+        for block in blocks:
+            self.steps += block.rewards.size if block.lengths is None else int(block.lengths.sum())
+        return Part(self.values, None, None, self.values.shape[-1], self.steps)
 
 
 def pooled(env: Environment, policies: PolicySet, rng: np.random.Generator, q: Any = None) -> Found:
@@ -149,17 +152,21 @@ def gridworld(groups: int) -> dict[str, list[tuple[Found, Array]]]:
 
 def cartpole(seeds: int) -> dict[str, list[tuple[Found, Array]]]:
     """Far apart: a whole training, every 16 epochs."""
-    file, out = Path("data/.work/best_of_ten/cartpole.safetensors"), {}
-    file.parent.mkdir(parents=True, exist_ok=True)
-    checkpoints.save("CartPole-v1", 500, {file: [16 * (i + 1) for i in range(K)]})
-    from manyfold.policies import load
-
-    env, policies = GymnasiumEnvironment("CartPole-v1", horizon=500), load(file)
+    data, name, out = Path("data"), "best-of-ten", {}
+    file = f".work/{name}/cartpole.safetensors"
+    (data / file).parent.mkdir(parents=True, exist_ok=True)
+    checkpoints.save("CartPole-v1", 500, {data / file: [16 * (i + 1) for i in range(K)]})
+    params = studies.read("gridworld-1000").params | {"targets": {"source": file}}
+    where = {"gymnasium": {"id": "CartPole-v1", "horizon": 500}}
+    point = apart.point_of(0, Study(name, "CartPole", where, params, root=data.resolve()), apart.TRAINED, data)
+    apart.fit(point)
+    group = Group(point.study, 0, point.data)
+    env, policies = group.environment(), group.policies()
     rng = stream("best_of_ten", "truth")
     truth = np.array([x.mean() for x in pool_of(env, policies, rng)])
     print("CartPole's values:", np.round(truth, 1), file=sys.stderr)
     for seed in range(seeds):
-        run(out, env, policies, truth, seed)
+        run(out, env, policies, truth, seed, group)
         print(f"CartPole, seed {seed}", file=sys.stderr)
     return out
 
@@ -170,7 +177,7 @@ def pool_of(env: Environment, policies: PolicySet, rng: np.random.Generator, eac
     return source.returns
 
 
-def run(out: Any, env: Environment, policies: PolicySet, truth: Array, number: int, group: Group | None = None) -> None:
+def run(out: Any, env: Environment, policies: PolicySet, truth: Array, number: int, group: Group) -> None:
     """Everyone on one set."""
 
     def rng(what: str) -> np.random.Generator:
@@ -179,11 +186,10 @@ def run(out: Any, env: Environment, policies: PolicySet, truth: Array, number: i
     ways: dict[str, Callable[[], Found]] = {
         "On-policy MC, Welch + Bonferroni": lambda: welch(OnPolicy(env, policies, rng("welch"))),
         "adastop 0.1.3": lambda: adastop(OnPolicy(env, policies, rng("adastop")), number),
+        "MPE + q": lambda: mpe(group, env, rng("mpe")),
+        "Pooled, with q": lambda: pooled(env, policies, rng("q"), group.values("q")),
+        "Pooled, nothing logged": lambda: pooled(env, policies, rng("pooled")),
     }
-    if group is not None:
-        ways["MPE + q"] = lambda: mpe(group, env, rng("mpe"))
-        ways["Pooled, with q"] = lambda: pooled(env, policies, rng("q"), group.values("q"))
-    ways["Pooled, nothing logged"] = lambda: pooled(env, policies, rng("pooled"))
     for name, way in ways.items():
         out.setdefault(name, []).append((way(), truth))
 
