@@ -251,7 +251,7 @@ def winner(values: ArrayLike, logger: ArrayLike | None = None, fold: ArrayLike |
     who = np.zeros(x.shape[-1], dtype=np.int64) if logger is None else np.asarray(logger)
     found = sample(x, who, fold)
     top, error = int(found.mean.argmax()), float(found.standard_error[found.mean.argmax()])
-    part = np.zeros(len(who), dtype=np.int64) if fold is None else np.asarray(fold)
+    part = np.zeros(len(who), dtype=np.int64) if fold is None else np.array(fold)  # ours: it may be changed
     if len(np.unique(part)) < 2:
         check_number("parts", parts, 2)
         rounds = int(np.unique(who, return_counts=True)[1].min())

@@ -17,7 +17,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from manyfold.arrays import Array, Ints, check_number, check_shape
+from manyfold.arrays import Array, Bools, Ints, check_number, check_shape
 from manyfold.envs.base import Environment
 from manyfold.estimate import intervals, ranking
 from manyfold.estimate.diagnostics import borrowed, diagnose, hardly_vary, trust
@@ -189,16 +189,17 @@ def until(
             break
         everything = [*done, (running, part)]
         found = _joined(source.names, everything)
-        decision = ranking.decide(found, alpha, True, around)
-        still = may & decision.may_be_best
-        may = still if still.any() else may  # none left: a wrong claim was made, the last set that had some stands
+        decision, doubted = ranking.decide(found, alpha, True, around), _doubted(part)
+        if not doubted.any():  # nobody is ruled out, for good, by values that aren't known yet
+            still = may & decision.may_be_best
+            may = still if still.any() else decision.may_be_best  # none left: the looks contradict each other
         decision = replace(decision, may_be_best=may)
         total = sum(part.episodes for _, part in everything)
         spent = total - source.known
         looks.append(Look(total, running, decision))
         progress(looks[-1])
         if source.selective:
-            some = _unsure(decision, part, stop, precision)
+            some = _unsure(decision, part, doubted, stop, precision)
             focus = None if some is None else running[some]
         reached = [
             said for said, known in _asked(decision, stop, precision) if known and (focus is None or not len(focus))
@@ -225,20 +226,25 @@ def until(
     return Stopped(decision, tuple(looks), total, steps, reason, _winner(everything, k), own, warnings)
 
 
-def _unsure(decision: Decision, part: Part, stop: str | None, precision: float | None) -> Ints | None:
+def _doubted(part: Part) -> Bools:
+    """Of whom others' episodes say too little, and who has none of its own: its value is not known yet, `[k]`."""
+    if part.log_weights is None:
+        return np.zeros(len(part.values), dtype=np.bool_)
+    return np.array([bool(said) for said in borrowed(diagnose(part.log_weights, part.values), part.own_returns)])
+
+
+def _unsure(decision: Decision, part: Part, doubted: Bools, stop: str | None, precision: float | None) -> Ints | None:
     """Who is to run next, by number; None: all of them.
 
     For a precision alone, those whose interval is too wide or whose estimate can't be trusted. For a decision all, but
     before anything is decided those without own episodes of whom the others' say too little.
     """
-    unsure = np.zeros(len(part.values), dtype=np.bool_)
+    if stop is not None:
+        return np.flatnonzero(doubted) if doubted.any() else None
+    unsure = doubted | (decision.half_width > (precision or np.inf))
     if part.log_weights is not None:
-        found = diagnose(part.log_weights, part.values)
-        said = [borrowed(found, part.own_returns), *([] if stop else [trust(found)])]
-        unsure = np.array([any(one) for one in zip(*said, strict=True)])
-    if stop is None:
-        return np.flatnonzero(unsure | (decision.half_width > (precision or np.inf)))
-    return np.flatnonzero(unsure) if unsure.any() else None
+        unsure |= np.array([bool(said) for said in trust(diagnose(part.log_weights, part.values))])
+    return np.flatnonzero(unsure)
 
 
 def _ahead(decision: Decision, part: Part, precision: float, focus: Ints) -> int:

@@ -114,6 +114,13 @@ def test_the_winners_curse_is_corrected():
     assert abs(np.mean(fresh)) < 3 * np.std(fresh) / np.sqrt(300)
 
 
+def test_asking_for_the_winner_changes_nothing():
+    """Parts are made where the folds are one: of a copy, as what is asked afterwards must not depend on it."""
+    logger, fold = np.arange(40) % 2, np.zeros(40, dtype=np.int64)
+    winner(np.random.default_rng(0).normal(size=(2, 40)), logger, fold)
+    assert not fold.any()
+
+
 def test_the_winner_keeps_loggers_and_says_when_there_are_too_few():
     x = np.arange(8.0).reshape(2, 4)
     few = winner(x[:, :2])

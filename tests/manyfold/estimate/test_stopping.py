@@ -8,7 +8,7 @@ from benchmarks import gate
 from manyfold import exact
 from manyfold.envs import Finite
 from manyfold.estimate import collecting, evaluation, intervals, ranking, sources, stopping
-from manyfold.estimate.stopping import Played, Returns, play, until
+from manyfold.estimate.stopping import Part, Played, Returns, play, until
 from manyfold.mdp import FiniteMDP
 from manyfold.policies import ChosenPolicySet, TabularPolicySet
 
@@ -142,6 +142,55 @@ def test_weights_of_all_segments_are_diagnosed():
     assert "weights are 0: no episode says anything of" in found.warnings[2]
 
 
+class Newcomer:
+    """A store's episodes of `a`; those of `b`, who is better, never went where it goes, until it runs some itself."""
+
+    names, known, selective = ("a", "b"), 60, True
+
+    def __init__(self):
+        self.rng, self.own = np.random.default_rng(0), 0
+
+    def begin(self, which):
+        assert which.tolist() == [0, 1]
+
+    def more(self, rounds, focus=None):
+        self.own += rounds if focus is None or 1 in focus else 0
+        n = self.known + self.own
+        a, b = self.rng.normal(5, 1, n), self.rng.normal(9 if self.own else 1, 1, n)
+        log_w = np.zeros((2, n))
+        log_w[1] = 0.0 if self.own else -3.0  # a mean weight of 0.05
+        own = a[: self.known], b[self.known :]
+        return Part(np.stack([a, b]), np.repeat([0, 1], [self.known, self.own]), np.zeros(n, int), n, n, own, log_w)
+
+
+@pytest.mark.parametrize(("stop", "precision"), [("best", None), (None, 0.6), ("best", 0.6)])
+def test_nobody_is_ruled_out_by_a_value_that_is_not_known_yet(stop, precision):
+    """The first look knows b by others' episodes alone, surely worse than a: that must not be for good."""
+    found = until(Newcomer(), stop, precision)
+    first = found.looks[0].decision
+    assert first.difference.low[0, 1] > 0
+    assert first.may_be_best.all()
+    assert found.best == 1
+    assert found.decision.ranks[0].tolist() == [2, 1]
+
+
+def test_looks_that_contradict_each_other_end_with_what_the_last_one_says():
+    """A wrong claim was made, at one look or the other: the one with the most episodes counts, and fits its table."""
+
+    class Turning(Newcomer):
+        known, selective = 0, False
+
+        def more(self, rounds, focus=None):
+            self.own += rounds
+            means = np.array([[5], [1 if self.own < 20 else 9]])
+            values = self.rng.normal(means, 1, (2, self.own))
+            return Part(values, None, None, values.size, values.size, tuple(values))
+
+    found = until(Turning(), None, 0.5)
+    assert 0 in [look.decision.best for look in found.looks]
+    assert found.best == int(found.mean.argmax()) == 1
+
+
 def test_a_budget_is_never_exceeded():
     for budget in (6, 7, 29, 100, 333):
         found = until(normal([1, 1, 1], np.random.default_rng(budget)), budget=budget)
@@ -207,7 +256,7 @@ def test_pooled_evaluation_with_q_of_those_that_are_left():
 def test_the_next_look_comes_when_half_of_what_is_missing_has_run():
     """20 own returns of variance 4, h = 2, V = 1/5 and X = 1: 4 (4 - 1) / (1/5) = 60 more by themselves, half is 30."""
     own, more = (np.tile([-1.0, 1.0], n // 2) * np.sqrt(4 * (n - 1) / n) for n in (20, 40))
-    part = stopping.Part(np.zeros((2, 60)), None, None, 60, 60, (own, more))
+    part = Part(np.zeros((2, 60)), None, None, 60, 60, (own, more))
 
     class Seen:
         half_width = np.array([2.0, 2.0])
