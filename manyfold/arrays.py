@@ -1,5 +1,6 @@
 """Array types, and the checks that every array and number passes before it is used."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -58,6 +59,15 @@ def check_number(name: str, x: Any, least: float, most: float = 2**53, whole: bo
     if isinstance(x, bool) or not isinstance(x, kind) or not least <= x <= most:  # NaN is in no range
         bounds = f"of at least {least:,g}" if most == 2**53 else f"from {least:,g} to {most:,g}"
         raise ValueError(f"{name} is {x!r:.60}, expected a {'whole ' if whole else ''}number {bounds}")
+
+
+def check_distinct(names: Sequence[str]) -> None:
+    """Refuses two policies of one name: they could not be told apart."""
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise ValueError(f"two policies are called {name!r:.60}, expected a name of its own for each; say names=")
+        seen.add(name)
 
 
 def divide(a: Array, b: Array) -> Array:

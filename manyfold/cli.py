@@ -7,6 +7,9 @@ manyfold study new my-robot --env CartPole-v1 --policies 'checkpoints/*.zip'
 """
 
 import argparse
+import contextlib
+import errno
+import io
 import json
 import os
 import shlex
@@ -14,9 +17,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 from manyfold import processes
 
@@ -120,6 +124,7 @@ def _outputs(command: argparse.ArgumentParser) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    _prepare_streams()
     if given[:1] == ["study"]:
         return _study(given[1:])
     args = parser().parse_args(given)
@@ -132,13 +137,61 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser().print_help()
         return BAD_INPUT
     try:
-        return {"evaluate": _evaluate, "check": _check, "gate": _gate}[args.command](args, given)
+        with _own_stdout() as args.out:
+            return {"evaluate": _evaluate, "check": _check, "gate": _gate}[args.command](args, given)
     except (ValueError, OSError) as error:
-        print(f"manyfold {args.command}: {' '.join(str(error).split())}", file=sys.stderr)
-        return BAD_INPUT
+        said = " ".join(str(error).split())
+        if getattr(error, "errno", None) == errno.ENOSPC:
+            said += ", expected room: make some and call it again (a store keeps the episodes that were run)"
     except KeyboardInterrupt:
         print(f"manyfold {args.command}: interrupted before anything was known", file=sys.stderr)
         return 130
+    except Exception as error:  # Python's own exit code, 1, would say of a gate that the candidate is worse
+        at = traceback.extract_tb(error.__traceback__)[-1]
+        said = f"{type(error).__name__}: {' '.join(str(error).split())} ({at.filename}:{at.lineno}), expected none; "
+        said += "if it isn't code of your own, please report it"
+    print(f"manyfold {args.command}: {said}", file=sys.stderr)
+    return BAD_INPUT
+
+
+def _prepare_streams() -> None:
+    """A name that a terminal can't show is no reason to lose a result, and neither is a closed stderr."""
+    if sys.stderr is None:
+        sys.stderr = io.StringIO()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+@contextlib.contextmanager
+def _own_stdout() -> Iterator[TextIO]:
+    """Where results go; what environments print meanwhile, also from C and in other processes, goes to stderr."""
+    out, before = sys.stdout, -1
+    with contextlib.suppress(OSError, AttributeError, ValueError):  # closed, or none
+        before = os.dup(1)
+        if out.fileno() == 1:
+            out = os.fdopen(os.dup(1), "w", encoding=out.encoding, errors="backslashreplace")
+        sys.stdout.flush()
+        os.dup2(2, 1)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield out
+    finally:
+        with contextlib.suppress(OSError):  # said already, where it is any news
+            if out is not sys.stdout:
+                out.close()
+        if before >= 0:
+            os.dup2(before, 1)
+            os.close(before)
+
+
+def _say(text: object, where: TextIO) -> None:
+    """Whoever has stopped reading (`| head`) changes neither files nor the exit code."""
+    try:
+        print(text, file=where, flush=True)
+    except BrokenPipeError:
+        with Path(os.devnull).open("w") as nowhere:
+            os.dup2(nowhere.fileno(), where.fileno())  # what is buffered goes there
 
 
 def _environment(args: argparse.Namespace) -> Any:
@@ -150,6 +203,10 @@ def _environment(args: argparse.Namespace) -> Any:
         kwargs = None
     if not isinstance(kwargs, dict):
         raise ValueError(f"--env-kwargs is {args.env_kwargs!r:.60}, expected JSON such as '{{\"mode\": 1}}'")
+    if own := kwargs.keys() & {"env", "horizon"}:
+        raise ValueError(
+            f"--env-kwargs has {own.pop()!r}, expected --env and --horizon beside it, or a function of yours"
+        )
     sys.path.insert(0, os.getcwd())  # a user's own module beside the checkpoints
     return envs.make(args.env, args.horizon, **kwargs)
 
@@ -167,6 +224,8 @@ def _prepare(args: argparse.Namespace) -> None:
     """Before anything is loaded: can all that is asked for be written? Worker processes begin meanwhile."""
     for path in (args.report, args.json):
         _check_writable(path)
+    if args.report is not None and args.report == args.json:
+        raise ValueError(f"--report and --json are both {args.report!r}, expected two files")
     args.workers = args.workers or processes.cores()
     if args.workers > 1 and not args.dask:
         processes.context()
@@ -218,16 +277,20 @@ def _run(
 
 
 def _write(result: Any, args: argparse.Namespace, about: dict[str, Any], seconds: float, more: dict[str, Any]) -> None:
-    """The table, and what else was asked for."""
+    """The table, and what else was asked for: files first, as nobody may read stdout; it in any case."""
     from manyfold.files import write_text
 
     said = {**result.summary(), "seconds": seconds, "command": about["command"], **more}
-    text = json.dumps(said, indent=2, allow_nan=False)
-    print(text if args.json == "-" else result)
-    if args.json not in (None, "-"):
-        write_text(Path(args.json), text + "\n")
-    if args.report is not None:
-        print(f"the page is {result.report(args.report, seconds=seconds, **about)}", file=sys.stderr)
+    text, page = json.dumps(said, indent=2, allow_nan=False), None
+    try:
+        if args.json not in (None, "-"):
+            write_text(Path(args.json), text + "\n")
+        if args.report is not None:
+            page = result.report(args.report, seconds=seconds, **about)
+    finally:
+        _say(text if args.json == "-" else result, args.out)
+    if page is not None:
+        _say(f"the page is {page}", sys.stderr)
 
 
 def _check_writable(path: str | None) -> None:
@@ -277,7 +340,7 @@ def _check(args: argparse.Namespace, given: Sequence[str]) -> int:
 
     findings = check(_environment(args), _load(args, args.policies), args.seed)
     for finding in findings:
-        print(finding)
+        _say(finding, args.out)
     return 1 if any(finding.level in ("warning", "error") for finding in findings) else 0
 
 
@@ -299,9 +362,9 @@ def _gate(args: argparse.Namespace, given: Sequence[str]) -> int:
 
     said = verdict(_run(args, given, policies, verdict))["gate"]
     sure = "" if said["exit_code"] == UNKNOWN else f", with {1 - args.alpha:g} confidence"
-    where = sys.stderr if args.json == "-" else sys.stdout
+    where = sys.stderr if args.json == "-" else args.out
     words = f"{args.candidate} is {said['verdict']} {args.baseline}{sure}"
-    print(f"gate: {words} (exit code {said['exit_code']})", file=where)
+    _say(f"gate: {words} (exit code {said['exit_code']})", where)
     return int(said["exit_code"])
 
 

@@ -17,7 +17,7 @@ from threadpoolctl import threadpool_limits
 from torch import nn
 
 from manyfold import envs
-from manyfold.arrays import check_number
+from manyfold.arrays import check_distinct, check_number
 from manyfold.data.reading import fit_q
 from manyfold.envs.base import Environment
 from manyfold.estimate import plain
@@ -86,6 +86,7 @@ def evaluate(
         raise ValueError("starts are of a fixed number of episodes, expected none with stop or precision")
     world = envs.make(env, horizon)
     ready = fitted(_set_of(policies, world), world)
+    check_distinct(ready.names)
     if isinstance(ready, ActorSet):
         if any(x is not None for x in (q, starts, data, store)):
             raise ValueError(

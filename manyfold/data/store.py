@@ -138,7 +138,7 @@ class Store:
         """Copies a policy's files, if they aren't there yet."""
         if self.policy(id).exists():
             return
-        with contextlib.suppress(OSError), atomic_folder(self.policy(id)) as part:  # another process may be first
+        with contextlib.suppress(OSError), self._lock(), atomic_folder(self.policy(id)) as part:
             for file in files:
                 shutil.copyfile(file, part / file.name)
             write_json(part / "about.json", about)
@@ -184,9 +184,12 @@ class Store:
                 if not path.exists():
                     file.close()
                     continue
-                said = json.loads(path.read_text())
-                plan = Plan(path.stem, said["seed"], said["first"], said["count"], file)
-                there = {(row[0], row[1]) for part in self._parts(plan.id) for row in _index(part)}
+                try:
+                    plan = Plan(path.stem, *_planned(path), file)
+                except ValueError:
+                    file.close()
+                    raise
+                there = {row for part in self._parts(plan.id) for row in _index(part)}
                 yield plan, [episode for episode in plan.episodes() if episode not in there]
 
     def finish(self, plan: Plan) -> None:
@@ -215,7 +218,7 @@ class Store:
 
     def read(self, policies: Sequence[str]) -> Logged | None:
         """All episodes that these policies ran, and that count; None if there are none."""
-        tables = [_read(file) for file in self._finished()]
+        tables = [table for file in self._finished() if (table := _read(file)) is not None]
         if not tables:
             return None
         table = pa.concat_tables(tables).combine_chunks()
@@ -246,23 +249,30 @@ class Store:
         return Logged(wide, t, actions, column("rewards"), column("log_prob"), lengths, [who[i] for i in rows])
 
     def _finished(self) -> list[Path]:
-        running = {path.stem for path in (self.folder / "plans").glob("*.json")}
-        every = sorted((self.folder / "episodes").glob("*.parquet"))
+        running = self._running()
+        every = self._parts("")
+        running |= self._running()  # one may have begun, and another ended, while the files were listed
         return [path for path in every if path.stem.split("-")[0] not in running]
 
+    def _running(self) -> set[str]:
+        return {path.stem for path in (self.folder / "plans").glob("*.json")}
+
     def _parts(self, plan: str) -> list[Path]:
-        return sorted((self.folder / "episodes").glob(f"{plan}*.parquet"))
+        """The files of a plan; not those that are being written, or were when somebody was killed."""
+        found = (self.folder / "episodes").glob(f"{plan}*.parquet")
+        return sorted(path for path in found if not path.name.startswith("."))
 
     def _numbers(self) -> dict[str, int]:
         """The next free number of each policy."""
         out: dict[str, int] = {}
-        for file in (self.folder / "episodes").glob("*.parquet"):
+        for path in (self.folder / "plans").glob("*.json"):  # first: of one that ends meanwhile, the files are there
+            with contextlib.suppress(FileNotFoundError):
+                _, first, count = _planned(path)
+                for policy, many in count.items():
+                    out[policy] = max(out.get(policy, 0), first[policy] + many)
+        for file in self._parts(""):
             for policy, number in _index(file):
                 out[policy] = max(out.get(policy, 0), number + 1)
-        for path in (self.folder / "plans").glob("*.json"):
-            said = json.loads(path.read_text())
-            for policy, many in said["count"].items():
-                out[policy] = max(out.get(policy, 0), said["first"][policy] + many)
         return out
 
     @contextlib.contextmanager
@@ -301,15 +311,30 @@ def _table(rows: Sequence[Row]) -> pa.Table:
     return pa.table(columns, metadata={"format": "manyfold-episodes", "version": str(VERSION)})
 
 
+def _planned(path: Path) -> tuple[int, dict[str, int], dict[str, int]]:
+    """Seed, first numbers and counts of a plan."""
+    try:
+        said = json.loads(path.read_text())
+        numbers = [{str(policy): int(x) for policy, x in said[name].items()} for name in ("first", "count")]
+        if numbers[0].keys() != numbers[1].keys():
+            raise ValueError
+        return int(said["seed"]), numbers[0], numbers[1]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise ValueError(f"{path}: not readable, expected a plan of episodes; was it edited? Remove it") from None
+
+
 def _index(file: Path) -> list[tuple[str, int]]:
     table = _read(file, ["policy", "number"])
-    return list(zip(table["policy"].to_pylist(), table["number"].to_pylist(), strict=True))
+    return [] if table is None else list(zip(table["policy"].to_pylist(), table["number"].to_pylist(), strict=True))
 
 
-def _read(file: Path, columns: list[str] | None = None) -> pa.Table:
+def _read(file: Path, columns: list[str] | None = None) -> pa.Table | None:
+    """None of a part that has just become one with its plan's others, in a file that was there before it went."""
     try:
         return pq.read_table(file, columns=columns, page_checksum_verification=True)
     except (OSError, ValueError, KeyError, pa.ArrowException) as error:
+        if not file.exists():
+            return None
         raise ValueError(
             f"{file}: not readable ({' '.join(str(error).split()):.80}), expected episodes; was it damaged? Remove it"
         ) from None

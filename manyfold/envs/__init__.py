@@ -12,7 +12,7 @@ from manyfold.envs.base import Environment, Finite, Running
 from manyfold.envs.binned_mujoco import BinnedMujoco
 from manyfold.envs.envpool import EnvpoolEnvironment
 from manyfold.envs.gridworld import Gridworld
-from manyfold.envs.gymnasium import GymnasiumEnvironment
+from manyfold.envs.gymnasium import CRASHES, GymnasiumEnvironment
 
 __all__ = [
     "BinnedMujoco",
@@ -43,10 +43,15 @@ def make(
                 f"{env.name} is made already, with horizon {env.horizon}; expected no horizon, no arguments"
             )
         return env
+    function = _function(env) if isinstance(env, str) and not env.startswith("envpool:") else None
+    if isinstance(env, str) and function is None and (own := kwargs.keys() & {"make", "id", "name"}):
+        raise ValueError(
+            f"environment {env!r}: {own.pop()} can't be passed on to it, expected other arguments, or module:function "
+            "with a function of yours"
+        )
     if isinstance(env, str) and env.startswith("envpool:"):
         return EnvpoolEnvironment(env.removeprefix("envpool:"), horizon, **kwargs)
     if isinstance(env, str):
-        function = _function(env)
         if function is None:
             return GymnasiumEnvironment(env, horizon, **kwargs)
         return _made(function, horizon, env, kwargs)
@@ -72,7 +77,7 @@ def _function(text: str) -> Callable[..., gym.Env[Any, Any]] | None:
         found = getattr(importlib.import_module(module), name, None)
     except ModuleNotFoundError as error:
         raise ValueError(f"environment {text!r}: {error}; is the module in the current folder?") from None
-    except Exception as error:  # whatever a user's own module raises
+    except CRASHES as error:  # whatever a user's own module raises
         said = f"{type(error).__name__}: {' '.join(str(error).split())}"
         raise ValueError(
             f"environment {text!r}: importing {module!r} failed ({said:.200}), expected a module"

@@ -27,7 +27,7 @@ class EnvpoolEnvironment(Environment):
     """
 
     def __init__(self, id: str, horizon: int | None = None, **kwargs: Any) -> None:
-        self.id, self.name, self.kwargs = id, f"envpool:{id}", kwargs
+        self.id, self.name, self.settings = id, f"envpool:{id}", kwargs
         pool = self.pool([0])
         self.horizon = int(pool.spec.config.max_episode_steps if horizon is None else horizon)
         check_number("horizon", self.horizon, 1, MOST_STEPS)
@@ -44,7 +44,7 @@ class EnvpoolEnvironment(Environment):
             raise ValueError(
                 f"{self.name} needs envpool, which is not installed; pip install 'manyfold[mujoco]', or {self.id} alone"
             ) from None
-        options = {"num_envs": len(seeds), "num_threads": 1, "seed": seeds, **limit, **self.kwargs}
+        options = {"num_envs": len(seeds), "num_threads": 1, "seed": seeds, **limit, **self.settings}
         try:
             made = envpool.make(self.id, env_type="gymnasium", **options)
         except (AssertionError, TypeError) as error:

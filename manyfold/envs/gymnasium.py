@@ -8,6 +8,8 @@ vector). Rewards and ends are the environment's own; its
 own truncation (a TimeLimit) ends an episode as well as our horizon does.
 """
 
+import contextlib
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,6 +25,7 @@ from manyfold.policies.base import check_indices
 
 MOST_STEPS = 1_000_000  # of an episode
 KINDS = (spaces.Discrete, spaces.Box, spaces.MultiDiscrete, spaces.MultiBinary)  # of actions
+CRASHES = (Exception, SystemExit)  # whatever somebody's code raises; sys.exit there would pass for our exit code
 LARGEST = float(np.finfo(np.float32).max)  # logged data are in float32
 
 
@@ -58,17 +61,22 @@ class GymnasiumEnvironment(Environment):
         except refused as error:
             unknown = isinstance(error, gymnasium.error.UnregisteredEnv)
             hint = " Expected a Gymnasium id, or module:function" if unknown else ""
-            raise ValueError(f"environment {make!r}: {str(error).splitlines()[0]}{hint}") from None
-        except Exception as error:
+            said = (str(error).splitlines() or [type(error).__name__])[0]
+            raise ValueError(f"environment {make!r}: {said}{hint}") from None
+        except CRASHES as error:
             raise _crashed(f"{self.name}: making it failed", error) from error
         if not isinstance(env, gymnasium.Env):
             raise ValueError(f"{self.name}: made {env!r:.40}, expected a gymnasium.Env")
-        limit = horizon if horizon is not None else _time_limit(env)
+        try:
+            self.observation_space, self.action_space, own = env.observation_space, env.action_space, _time_limit(env)
+            env.close()
+        except CRASHES as error:
+            raise _crashed(f"{self.name}: asking for its spaces or closing it failed", error) from error
+        limit = horizon if horizon is not None else own
         if limit is None:
             raise ValueError(f"{self.name} has no TimeLimit, expected a horizon: the largest number of steps")
         check_number("horizon", limit, 1, MOST_STEPS)
         self.horizon = int(limit)
-        self.observation_space, self.action_space = env.observation_space, env.action_space
         if not isinstance(self.observation_space, spaces.Box | spaces.Discrete):
             raise ValueError(
                 f"{self.name}: observations are {self.observation_space}, expected a Box or Discrete space"
@@ -76,12 +84,11 @@ class GymnasiumEnvironment(Environment):
         if not isinstance(self.action_space, KINDS):
             kinds = ", ".join(kind.__name__ for kind in KINDS)
             raise ValueError(f"{self.name}: actions are {self.action_space}, expected one of {kinds}")
-        env.close()
 
     def open(self, n: int, rng: np.random.Generator) -> "RunningGymnasium":
         try:
             envs = [self._make() for _ in range(n)]
-        except Exception as error:
+        except CRASHES as error:
             raise _crashed(f"{self.name}: making it failed", error) from error
         if len({id(env.unwrapped) for env in envs}) < n:
             raise ValueError(
@@ -101,7 +108,14 @@ def _time_limit(env: gymnasium.Env[Any, Any]) -> int | None:
     return None
 
 
-def _crashed(what: str, error: Exception) -> ValueError:
+def _close(envs: Sequence[gymnasium.Env[Any, Any]]) -> None:
+    """Simulators may be processes of their own; their episodes are over, so that a failure costs nothing."""
+    for env in envs:
+        with contextlib.suppress(*CRASHES):
+            env.close()
+
+
+def _crashed(what: str, error: BaseException) -> ValueError:
     """One line for whatever went wrong inside of somebody's environment."""
     said = " ".join(str(error).split())[:200]
     return ValueError(f"{what} inside of the environment ({type(error).__name__}: {said}), expected it to run")
@@ -114,6 +128,7 @@ class RunningGymnasium:
         self, env: GymnasiumEnvironment, envs: list[gymnasium.Env[Any, Any]], rng: np.random.Generator
     ) -> None:
         self.env, self.envs, self.n = env, envs, len(envs)
+        weakref.finalize(self, _close, envs)
         self._seeds: list[int | None] = rng.integers(2**31, size=self.n).tolist()
         self.t: Ints = np.zeros(self.n, dtype=np.int64)
         self.done: Bools = np.ones(self.n, dtype=np.bool_)
@@ -129,7 +144,7 @@ class RunningGymnasium:
         for i in slots.tolist():
             try:
                 raw.append(self.envs[i].reset(seed=self._seeds[i])[0])
-            except Exception as error:
+            except CRASHES as error:
                 raise _crashed(f"{self.env.name}: reset failed", error) from error
             self._seeds[i] = None
         self.t[slots], self.done[slots] = 0, False
@@ -143,10 +158,16 @@ class RunningGymnasium:
         for i in going.tolist():
             try:
                 obs, reward, ended, cut, _ = self.envs[i].step(sent[i])
-            except Exception as error:
+            except CRASHES as error:
                 raise _crashed(f"{self.env.name}: step {self.t[i] + 1} of an episode failed", error) from error
             raw.append(obs)
-            found.append((np.nan if reward is None else float(reward), bool(ended), bool(cut)))
+            try:
+                found.append((np.nan if reward is None else float(reward), bool(ended), bool(cut)))
+            except (TypeError, ValueError):
+                raise ValueError(
+                    f"{self.env.name}: step {self.t[i] + 1} gave reward {reward!r:.40}, terminated {ended!r:.20} and "
+                    f"truncated {cut!r:.20}, expected a number, True or False, and True or False"
+                ) from None
         if found:
             rewards[going], terminated[going], truncated[going] = zip(*found, strict=True)
         self.t[going] += 1

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import special, stats
 
-from manyfold.arrays import Array, Ints, check_number
+from manyfold.arrays import Array, Ints, check_distinct, check_number
 
 DRAWS = 20_000  # of the simulation that finds the level of several intervals; its own error is 3% of alpha
 OPTIMAL = 8.2  # n / n_0 where the anytime interval at 95% is as narrow as it gets, relative to a fixed one
@@ -160,6 +160,7 @@ def join(stages: Sequence[Sample]) -> Sample:
     if not stages or any(not set(stage.names) <= set(stages[0].names) for stage in stages):
         raise ValueError("stages are none or name other policies than the first one, expected the same or fewer")
     names = stages[0].names
+    check_distinct(names)  # they say which row is whose
     where = [np.array([names.index(name) for name in stage.names]) for stage in stages]
     units = np.zeros(len(names))
     for stage, here in zip(stages, where, strict=True):

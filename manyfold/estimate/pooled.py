@@ -34,6 +34,7 @@ FOLDS = 5
 RIDGE = 0.1  # of correlations between controls; 0.03 and 0.3 side by side were no better over 50 random sets
 SHARP = 3  # recipes are averaged, weighted by this power of one over their variance; the best alone was worse
 LENT = 5  # rounds: all policies together count as so many of one policy's own when recipes are weighed
+ROUNDING = 1e-9  # of returns, or of weights: controls that never are larger are none
 FIXED = 3  # columns before the baselines': own, whole - own, decisions
 
 
@@ -214,7 +215,11 @@ def _matrix(found: Columns, f: int) -> Array:
     """All columns as fold f sees them, own first; `[K, N, C]`."""
     d = found.baselines[:, min(f, found.baselines.shape[1] - 1)]
     x = np.stack([found.own, found.whole - found.own, found.decisions, *d], -1)
-    return np.concatenate([x, np.broadcast_to(found.loggers.T, (*x.shape[:2], len(found.loggers)))], -1)
+    units = np.broadcast_to(np.abs(found.own).max(1)[:, None], (len(x), x.shape[-1]))
+    x = np.concatenate([x, np.broadcast_to(found.loggers.T, (*x.shape[:2], len(found.loggers)))], -1)
+    units = np.concatenate([units, np.ones((len(x), len(found.loggers)))], -1)
+    x *= (np.abs(x).max(1) > ROUNDING * units)[:, None]  # where all policies act alike, W - 1 is rounding: no mean of 0
+    return x
 
 
 def _choose(

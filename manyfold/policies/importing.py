@@ -88,8 +88,8 @@ def natural(text: str) -> list[tuple[int, int, str]]:
 
 
 def distinct_names(paths: Sequence[Path]) -> list[str]:
-    """What tells the paths apart: the file's name alone, or the parts of the path that differ."""
-    stems = [path.stem for path in paths]
+    """What tells the paths apart: the file's name alone, or the parts of the path that differ; all of it printable."""
+    stems = [_printable(path.stem) for path in paths]
     if len(set(stems)) == len(stems):
         return stems
     split = [[*path.parts[:-1], path.stem] for path in paths]
@@ -97,8 +97,13 @@ def distinct_names(paths: Sequence[Path]) -> list[str]:
         split = [p[1:] for p in split]
     while all(len(p) > 1 and p[-1] == split[0][-1] for p in split):
         split = [p[:-1] for p in split]
-    names = ["/".join(p) for p in split]
-    return names if len(set(names)) == len(names) else [str(path) for path in paths]
+    names = [_printable("/".join(p)) for p in split]
+    return names if len(set(names)) == len(names) else [_printable(str(path)) for path in paths]
+
+
+def _printable(name: str) -> str:
+    """Line ends, a terminal's commands and bytes that are no text, as escapes: they would break tables and pages."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in name)
 
 
 def _matches(pattern: Path) -> list[Path]:

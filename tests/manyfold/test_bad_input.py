@@ -1,5 +1,7 @@
 """What goes wrong while episodes run is one line: policies that return NaN, environments that crash or never end."""
 
+import re
+
 import gymnasium
 import numpy as np
 import pytest
@@ -7,12 +9,14 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
+from manyfold.cli import main
 from manyfold.door import evaluate
 from manyfold.envs import GymnasiumEnvironment
 from manyfold.policies import CallablePolicySet, ModulePolicySet
 from manyfold.policies.actors import ActorSet
 from manyfold.policies.heads import Gaussian
 from manyfold.policies.layers import FixedStd
+from tests import checkpoints
 
 BOX = Gaussian((-2.0,), (2.0,))
 
@@ -91,3 +95,29 @@ def test_episodes_that_never_end_need_a_horizon_and_are_cut_there():
     found = evaluate(Simulator, COIN, 20, horizon=7)
     assert found.mean == pytest.approx([7, 7])
     assert found.steps == 20 * 7
+
+
+def test_a_driver_that_exits_is_bad_input_of_a_gate(zips, place, capfd):
+    """Its exit code 0 would have said that the candidate is better."""
+    (place / "own.py").write_text(f"{checkpoints.OWN}\n\ndef give_up():\n    raise SystemExit(0)\n")
+    files = "--baseline", str(zips / "a.zip"), "--candidate", str(zips / "b.zip")
+    assert main(["gate", "--env", "own:give_up", *files, "--workers", "1"]) == 2
+    assert capfd.readouterr().err.startswith("manyfold gate: own:give_up: making it failed")
+
+
+STRANGE = """
+
+class Strange(Sums):
+    def __init__(self):
+        self.observation_space = spaces.Box(-1, 1, (4,))
+        self.observation_space._shape = property  # as a wrapper's mistake
+"""
+
+
+def test_what_nobody_thought_of_is_no_verdict_either(zips, place, capfd):
+    """Python's own exit code for an exception, 1, would have said that the candidate is worse."""
+    (place / "own.py").write_text(checkpoints.OWN + STRANGE)
+    files = "--baseline", str(zips / "a.zip"), "--candidate", str(zips / "b.zip")
+    assert main(["gate", "--env", "own:Strange", "--horizon", "5", *files, "--workers", "1"]) == 2
+    line = r"manyfold gate: TypeError: [^\n]* \(.*\.py:\d+\), expected none; [^\n]* report it\n"
+    assert re.fullmatch(line, capfd.readouterr().err)

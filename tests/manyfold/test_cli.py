@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -64,6 +65,49 @@ def test_json_alone_on_stdout(run, zips):
     out, errors = evaluate(run, zips, "--episodes", 60, "--json", "-")
     assert values(json.loads(out)).keys() == {"a", "b", "c"}
     assert errors == ""
+
+
+def test_json_is_alone_on_stdout_whatever_the_environment_prints(zips, place):
+    """Also in other processes, and from C, as pybullet and pygame do."""
+    (place / "own.py").write_text(checkpoints.OWN.replace("self.t = 0\n", "self.t = os.write(1, b'hello') and 0\n"))
+    given = "--policies", str(zips), "--episodes", "220", "--json", "-", "--quiet"
+    for workers in ("1", "2"):
+        done = call("evaluate", *ENV, *given, "--workers", workers)
+        assert json.loads(done.stdout)["episodes"] == 220
+        assert done.stderr == "hello" * 220
+
+
+def call(*arguments, **more):
+    """The command in a process of its own."""
+    command = [sys.executable, "-m", "manyfold.cli", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, **more)
+
+
+def test_a_terminal_that_lacks_a_letter_loses_no_result(zips, place):
+    (place / "ü.zip").write_bytes((zips / "a.zip").read_bytes())
+    given = "--policies", "ü.zip", "--episodes", "8", "--workers", "1", "--quiet"
+    done = call("evaluate", *ENV, *given, env=os.environ | {"PYTHONIOENCODING": "ascii"})
+    assert (done.returncode, done.stderr) == (0, "")
+    assert r"\xfc is worth" in done.stdout or r"\xfc  " in done.stdout
+
+
+FULL = b"manyfold gate: [Errno 28] No space left on device, expected room: make some and call it again "
+FULL += b"(a store keeps the episodes that were run)\n"
+
+
+def test_files_are_there_when_nobody_reads_stdout(zips, place):
+    """As `manyfold gate ... | true`: the verdict stays the exit code."""
+    files = "--baseline", str(zips / "a.zip"), "--candidate", str(zips / "b.zip")
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "manyfold.cli", "gate", *ENV, *files, "--workers", "1", "--json", "x.json"]
+    done = subprocess.run([*command, "--quiet"], stdout=writing, stderr=subprocess.PIPE, check=False)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (1, b"")
+    assert json.loads((place / "x.json").read_text())["gate"]["exit_code"] == 1
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([*command, "--quiet"], stdout=full, stderr=subprocess.PIPE, check=False)
+    assert (done.returncode, done.stderr) == (2, FULL)
 
 
 def test_two_workers_and_a_dask_cluster_print_the_same(run, zips, place, dask_scheduler):
@@ -219,6 +263,12 @@ GOOD = {"--env": ["own:make"], "--policies": ["{zips}"], "--episodes": ["12"], "
         ({"--env": ["own:endless"]}, "own:endless has no TimeLimit, expected a horizon"),
         ({"--env": ["own:crashing"], "--env-kwargs": ['{"at": 1}']}, "own:crashing: step 1 .*diverged.* to run"),
         ({"--env-kwargs": ["{"]}, "--env-kwargs is '{', expected JSON"),
+        ({"--env-kwargs": ['{"horizon": 9}']}, "--env-kwargs has 'horizon', expected --env and --horizon beside it"),
+        (
+            {"--env": ["CartPole-v1"], "--env-kwargs": ['{"name": 9}']},
+            "environment 'CartPole-v1': name can't be passed on to it, expected other arguments",
+        ),
+        ({"--report": ["x"], "--json": ["x"]}, "--report and --json are both 'x', expected two files"),
         ({"--env-kwargs": ["[1]"]}, r"--env-kwargs is '\[1\]', expected JSON"),
         ({"--env-kwargs": ['{"no": 1}']}, r"own:make: making it failed .*unexpected keyword argument 'no'"),
         ({"--env": ["Acrobot-v1"]}, "the policies take observations of 4 numbers, those of Acrobot-v1 have 6"),

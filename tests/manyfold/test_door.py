@@ -85,3 +85,10 @@ def test_what_is_refused(policies, given, line, tmp_path, monkeypatch):
 
 def test_title():
     assert title(make(doors.make, doors.T), doors.policies((0.0,))) == "make: 1 policy, stochastic; pooled evaluation"
+
+
+def test_two_policies_of_one_name_are_refused_before_any_episode():
+    """Names say which row is whose: with stop="best" one of the two once had the value 0."""
+    pair = mf.JoinedPolicySet([doors.policies((0.0,)), doors.policies((1.0,))])
+    with pytest.raises(ValueError, match="^two policies are called 'policy 0', expected a name of its own for each"):
+        evaluate(pair, stop="best")

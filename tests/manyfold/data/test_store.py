@@ -14,7 +14,7 @@ from torch import nn
 import manyfold as mf
 from benchmarks import newcomers
 from manyfold import exact
-from manyfold.data.store import Row, Store, save
+from manyfold.data.store import Row, Store, _index, save
 from manyfold.envs import Finite, GymnasiumEnvironment
 from manyfold.estimate import collecting, stopping, stored
 from manyfold.estimate.stored import Stored, identities
@@ -365,3 +365,78 @@ def test_two_processes_write_at_once(tmp_path):
     assert all(300 <= many <= 600 for many in counts.values())
     assert len(store.read(list(counts)).lengths) == sum(counts.values())
     assert list((tmp_path / "store" / "plans").iterdir()) == []
+
+
+class Busy(Store):
+    """Something happens just before files are listed, or just after."""
+
+    before = after = staticmethod(lambda: None)
+
+    def _parts(self, plan):
+        self.before()
+        found = super()._parts(plan)
+        self.after()
+        return found
+
+
+def test_a_plan_that_begins_while_files_are_listed_does_not_count(tmp_path):
+    store = Busy(tmp_path, world())
+
+    begun = []
+
+    def begin():
+        store.before = lambda: None
+        begun.append(store.plan({"a": 2}, 0))
+        save(tmp_path, begun[0].id, [row(0)])
+
+    store.before = begin
+    assert store.counts() == {}
+    assert len(begun) == 1
+    begun[0].file.close()
+
+
+def test_a_plan_that_ends_while_files_are_listed_counts_whole_or_not_at_all(tmp_path):
+    store = Busy(tmp_path, world())
+    plan = store.plan({"a": 2}, 0)
+    save(tmp_path, plan.id, [row(0)])
+
+    def end():
+        store.after = lambda: None
+        save(tmp_path, plan.id, [row(1)])
+        store.finish(plan)
+
+    store.after = end
+    assert store.counts() == {}
+    assert store.counts() == {"a": 2}
+
+
+def test_parts_that_become_one_are_not_missed(tmp_path):
+    """Their files go after they were listed, and before they are read."""
+    store = Busy(tmp_path, world())
+    plan = store.plan({"a": 2}, 0)
+    save(tmp_path, plan.id, [row(0)])
+    save(tmp_path, plan.id, [row(1)])
+    listed = store._parts("")
+    store.finish(plan)
+    assert [_index(path) for path in listed] == [[], []]
+    after = store.plan({"a": 1}, 0)
+    assert after.first == {"a": 2}
+    after.file.close()
+
+
+def test_a_file_that_a_kill_cut_off_is_no_episode(tmp_path):
+    """What is being written, or was when somebody was killed, has a name that begins with a dot."""
+    evaluate(tmp_path)
+    (file,) = (tmp_path / "episodes").iterdir()
+    file.with_name(f".17.{file.stem}-ab.parquet").write_bytes(file.read_bytes()[:100])
+    assert evaluate(tmp_path).episodes == 120
+
+
+@pytest.mark.parametrize("said", ["", "{}", "[1]", '{"seed": 0, "first": {"a": 0}, "count": {"b": 1}}'])
+def test_a_damaged_plan_is_one_line(tmp_path, said):
+    evaluate(tmp_path)
+    (tmp_path / "plans" / "x.json").write_text(said)
+    with pytest.raises(
+        ValueError, match=r"x\.json: not readable, expected a plan of episodes; was it edited\? Remove it"
+    ):
+        evaluate(tmp_path, episodes=150)

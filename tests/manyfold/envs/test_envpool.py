@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from manyfold import envs
+from manyfold.data.store import Store
 from manyfold.envs.envpool import EnvpoolEnvironment
 
 
@@ -74,3 +75,9 @@ def test_the_horizon_is_the_time_limit_unless_given():
 def test_what_envpool_does_not_have_is_refused_in_one_line(name, options, message):
     with pytest.raises(ValueError, match=f"^{message}[^\n]*$"):
         envs.make(f"envpool:{name}", **options)
+
+
+def test_a_store_knows_the_options(tmp_path):
+    Store(tmp_path, envs.make("envpool:CartPole-v1", 9))
+    with pytest.raises(ValueError, match="a store of another environment: settings"):
+        Store(tmp_path, envs.make("envpool:CartPole-v1", 9, reward_threshold=3.0))

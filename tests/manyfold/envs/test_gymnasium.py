@@ -1,5 +1,7 @@
 """Any Gymnasium environment: against a literal loop on the environment itself, one episode at a time."""
 
+import sys
+
 import gymnasium
 import numpy as np
 import pytest
@@ -175,14 +177,14 @@ class Odd(gymnasium.Env):
 
     observation_space, action_space = gymnasium.spaces.Box(-9, 9, (3,)), gymnasium.spaces.Discrete(2)
 
-    def __init__(self, obs=(0.0, 0.0, 0.0), reward=0.0):
-        self.obs, self.reward = obs, reward
+    def __init__(self, obs=(0.0, 0.0, 0.0), reward=0.0, ended=False):
+        self.obs, self.reward, self.ended = obs, reward, ended
 
     def reset(self, seed=None, options=None):
         return np.zeros(3), {}
 
     def step(self, action):
-        return self.obs, self.reward, False, False, {}
+        return self.obs, self.reward, self.ended, False, {}
 
 
 @pytest.mark.parametrize(
@@ -193,6 +195,9 @@ class Odd(gymnasium.Env):
         ({"reward": float("nan")}, "reward nan at step 1, expected a finite number"),
         ({"reward": 1e39}, "at step 1, expected a finite number"),
         ({"reward": None}, "reward nan at step 1, expected a finite number"),
+        ({"reward": np.array([1.0])}, r"step 1 gave reward array\(\[1\.\]\), .*, expected a number, True or False"),
+        ({"reward": "much"}, "step 1 gave reward 'much', .*, expected a number, True or False"),
+        ({"ended": np.array([True, False])}, "step 1 gave .*, terminated array.*, expected a number, True or False"),
     ],
 )
 def test_what_an_environment_returns_is_checked(told, line):
@@ -267,3 +272,61 @@ def test_a_factory_that_fails_is_one_line_too(before):
     ) as caught:
         GymnasiumEnvironment(make, 5).open(1, np.random.default_rng(0))
     assert isinstance(caught.value.__cause__, RuntimeError)
+
+
+class Exits(Fixed):
+    """As a robot's driver that gives up."""
+
+    def __init__(self, where):
+        super().__init__(BOX, TWO)
+        self.where = where
+
+    def reset(self, *, seed=None, options=None):
+        return sys.exit(0) if self.where == "reset" else super().reset(seed=seed)
+
+    def step(self, action):
+        return sys.exit(0) if self.where == "step" else super().step(action)
+
+    def close(self):
+        if self.where == "close":
+            raise RuntimeError("no port")
+
+
+@pytest.mark.parametrize(
+    ("where", "said"),
+    [
+        ("reset", "reset failed .*SystemExit: 0"),
+        ("step", "step 1 of an episode failed .*SystemExit: 0"),
+        ("close", "closing it failed .*RuntimeError: no port"),
+    ],
+)
+def test_sys_exit_inside_of_an_environment_does_not_end_ours(where, said):
+    def run():
+        running = GymnasiumEnvironment(lambda: Exits(where), 5, "robot").open(1, np.random.default_rng(0))
+        running.reset(np.arange(1))
+        running.step(np.zeros(1, dtype=np.int64))
+
+    with pytest.raises(ValueError, match=f"^robot: .*{said}"):
+        run()
+
+
+def test_environments_are_closed():
+    """They may be processes of their own; one that can't be closed costs no episodes."""
+    closed = []
+
+    class Simulator(Fixed):
+        def close(self):
+            closed.append(self)
+            if len(closed) == 3:
+                raise RuntimeError("gone already")
+
+    env = GymnasiumEnvironment(lambda: Simulator(BOX, TWO), 5, "simulator")
+    assert len(closed) == 1  # it was asked for its spaces
+    policies = CallablePolicySet([lambda obs, t: np.full((len(obs), 2), 0.5)], 2, 3)
+    list(rollout(env, in_turns(policies), np.zeros(4, dtype=np.int64), np.random.default_rng(0)))
+    assert len(closed) == 5
+
+
+def test_an_environment_without_spaces_gets_one_line():
+    with pytest.raises(ValueError, match="^bare: asking for its spaces .*observation_space"):
+        GymnasiumEnvironment(gymnasium.Env, 5, "bare")

@@ -1,7 +1,9 @@
 """Which files are found, how they are named, and what may stand together."""
 
+import os
 import shutil
 import zipfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -200,3 +202,12 @@ def test_what_matches_nothing_gets_one_line(tmp_path):
 def test_one_file_needs_no_options(tmp_path):
     found = load_file(agent(tmp_path / "a.pt"))
     assert (found.name, found.kind, found.width, found.actions) == ("a", "cleanrl ppo", 5, 4)
+
+
+def test_names_can_be_printed(tmp_path):
+    """A line end would break a table, an escape sequence colours a terminal, and some bytes are no text."""
+    files = [b"a\nb.pt", b"\x1b[31m.pt", b"\xff.pt", "ü.pt".encode()]
+    for file in files:
+        agent(Path(os.fsdecode(bytes(tmp_path) + b"/" + file)))
+    names = {one.name for one in load_files(tmp_path)}
+    assert names == {r"a\nb", r"\x1b[31m", r"\udcff", "ü"}
