@@ -48,10 +48,11 @@ def explain(mlflow: int, prefect: int) -> str:
     )
 
 
-def pages(reports: Path = ROOT / "data" / "report") -> str:
-    """Where the pages of the studies are that have been computed, a line each."""
-    found = sorted(reports.glob("*/page.html"))
-    return "".join(f"{path.parent.name}: {path.resolve().as_uri()}\n" for path in found)
+def pages(data: Path = ROOT / "data") -> str:
+    """Where the pages of the studies are that have been computed, and of folders that are watched, a line each."""
+    reports, watched = (sorted(data.glob(f"{stage}/*/page.html")) for stage in ("report", "watch"))
+    said = [(path.parent.name, path) for path in reports] + [(f"{path.parent.name}, watched", path) for path in watched]
+    return "".join(f"{name}: {path.resolve().as_uri()}\n" for name, path in said)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -15,26 +15,38 @@ from tasks.params import ROOT
 
 POOL = "manyfold"
 SERVER = "http://127.0.0.1:4200/api"
+PREFECT = [sys.executable, "-m", "prefect", "--no-prompt"]
+
+
+def prefect_environment(url: str) -> dict[str, str]:
+    """For Prefect's own commands, and what they start."""
+    return {**environment(), **client_settings(url), "PWD": str(ROOT), "PREFECT_LOGGING_LEVEL": "INFO"}
+
+
+def register(deploy: list[str]) -> str:
+    """Makes the work pool, and deployments by a command of Prefect's; the server's address, or a RuntimeError."""
+    url = os.environ.get("PREFECT_API_URL") or SERVER
+    for command in (["work-pool", "create", "--type", "process", "--overwrite", POOL], deploy):
+        done = subprocess.run(
+            [*PREFECT, *command], cwd=ROOT, env=prefect_environment(url), capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            raise RuntimeError(f"{url}: {refusal(done.stderr or done.stdout)}")
+    return url
 
 
 def main(arguments: list[str] | None = None) -> int:
     argparse.ArgumentParser(prog="python -m flows.worker", description=__doc__).parse_args(arguments)
-    url = os.environ.get("PREFECT_API_URL") or SERVER
     try:
-        ours = {**client_settings(url), "PWD": str(ROOT), "PREFECT_LOGGING_LEVEL": "INFO"}
-    except OSError as error:
+        url = register(["deploy", "--all"])
+    except (OSError, RuntimeError) as error:
         print(f"worker: {error}", file=sys.stderr)
         return 2
-    prefect, env = [sys.executable, "-m", "prefect", "--no-prompt"], {**environment(), **ours}
-    for command in (["work-pool", "create", "--type", "process", "--overwrite", POOL], ["deploy", "--all"]):
-        done = subprocess.run([*prefect, *command], cwd=ROOT, env=env, capture_output=True, text=True, check=False)
-        if done.returncode:
-            print(f"worker: {url}: {refusal(done.stderr or done.stdout)}", file=sys.stderr)
-            return 2
     print("Deployments are there; start one with: prefect deployment run pipeline/gridworld", flush=True)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    start = [*PREFECT, "worker", "start", "--pool", POOL, "--limit", "1"]
     try:
-        with child([*prefect, "worker", "start", "--pool", POOL, "--limit", "1"], cwd=ROOT, env=env) as process:
+        with child(start, cwd=ROOT, env=prefect_environment(url)) as process:
             return process.wait()
     except KeyboardInterrupt:
         return 0

@@ -272,7 +272,7 @@ def _run(
     about["command"] = shlex.join(["manyfold", *given])
     _write(result, args, about, seconds, more(result))
     if log:
-        print(f"MLflow has it as run {log(result, about, seconds, args.report)}", file=sys.stderr)
+        print(f"MLflow has it as run {log(result, about, {'seconds': seconds}, args.report)}", file=sys.stderr)
     return result
 
 

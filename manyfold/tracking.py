@@ -1,4 +1,10 @@
-"""A result in MLflow, for `manyfold evaluate --mlflow`: the names that the pipeline's runs have.
+"""A result in MLflow, with one set of names for `manyfold evaluate --mlflow`, the pipeline and watched folders.
+
+    value low high p_best half_width    the leader's mean, its interval, P(best); the widest interval of all, halved
+    may_be_best policies                how many may be the best, of how many
+    value.x half_width.x p_best.x rank.x    of the policy x; 1 is the highest mean
+    episodes steps seconds              what it cost
+    best leads alpha environment        parameters: who is known to be the best, who leads
 
 MLflow is imported here alone, and only when asked for: nothing else in manyfold knows it.
 """
@@ -6,7 +12,9 @@ MLflow is imported here alone, and only when asked for: nothing else in manyfold
 import logging
 import os
 import re
-from collections.abc import Sequence
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +26,7 @@ from manyfold.estimate.stopping import Stopped
 
 BATCH = 1000  # metrics that MLflow takes at once
 LONGEST = 200  # of its 250 characters for a metric's name
+LONGEST_PARAM = 6000  # characters of a parameter
 
 
 class Measured(NamedTuple):
@@ -52,25 +61,48 @@ def decided(
     return out
 
 
+def columns(
+    names: Sequence[str], mean: NDArray[Any], low: NDArray[Any], high: NDArray[Any], p_best: NDArray[Any]
+) -> dict[str, float]:
+    """What a decision says, arrays `[K]`: under names that all studies share, and by policy; none that is infinite."""
+    leader, half = int(np.argmax(mean)), (high - low) / 2
+    found = {"policies": len(names), "value": mean[leader], "low": low[leader], "high": high[leader]}
+    found |= {"p_best": p_best[leader], "half_width": half.max()}
+    places = np.argsort(np.argsort(-mean, kind="stable"))
+    for k, name in enumerate(metric_names(names)):
+        found |= {f"value.{name}": mean[k], f"rank.{name}": places[k] + 1}
+    return {key: float(x) for key, x in found.items() if np.isfinite(x)}
+
+
+def commit(folder: Path) -> str:
+    """The Git commit of a folder, "none" where there is none."""
+    command = ["git", "rev-parse", "HEAD"]
+    try:
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    except OSError:  # no Git
+        return "none"
+    return done.stdout.strip() if done.returncode == 0 else "none"
+
+
 class Experiment:
-    """Where runs go: the server that MLFLOW_TRACKING_URI names, or ./mlflow.db.
+    """Where runs go: the server that MLFLOW_TRACKING_URI names, or mlflow.db in a folder, the current one if left out.
 
     To be opened before an episode is run: a server that doesn't answer is refused here, with one line.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, folder: Path = Path()) -> None:
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")  # its own 7 take minutes where nobody answers
         try:
             import mlflow
             from mlflow.tracking import MlflowClient
         except ModuleNotFoundError:
-            raise ValueError("--mlflow needs MLflow, which is not installed; pip install mlflow") from None
+            raise ValueError("this needs MLflow, which is not installed; pip install mlflow") from None
         for noisy in ("mlflow", "alembic"):
             logging.getLogger(noisy).setLevel(logging.ERROR)
         server = os.environ.get("MLFLOW_TRACKING_URI")
-        uri = server or f"sqlite:///{Path('mlflow.db').resolve()}"
-        local = None if server else (Path("mlartifacts").resolve() / name).as_uri()
+        uri = server or f"sqlite:///{folder.resolve() / 'mlflow.db'}"
+        local = None if server else (folder.resolve() / "mlartifacts" / name).as_uri()
         try:
             mlflow.set_tracking_uri(uri)
             mlflow.set_registry_uri(uri)
@@ -83,42 +115,82 @@ class Experiment:
                 f"MLflow at {uri}, experiment {name!r}: {said:.150}; is MLFLOW_TRACKING_URI right?"
             ) from None
 
-    def log(self, result: Estimate | Stopped, about: dict[str, Any], seconds: float, page: str | None = None) -> str:
-        """Logs who may be best, P(best) and half-widths over episodes, values, and the page; the run's id.
+    def log(
+        self,
+        result: Estimate | Stopped,
+        about: Mapping[str, Any],
+        spent: Mapping[str, float],
+        page: str | Path | None = None,
+        tags: Mapping[str, str] | None = None,
+    ) -> str:
+        """Logs who may be best, P(best) and half-widths over episodes, values, costs, and the page; the run's id.
 
         Args:
             about: the run's parameters.
+            spent: seconds, and what else it cost.
+            tags: beside the Git commit of the current folder.
         """
         from mlflow.entities import Metric, Param
 
-        run = str(self.client.create_run(self.id, run_name=about.get("environment")).info.run_id)
+        name, said = about.get("environment"), {"git_commit": commit(Path.cwd()), **(tags or {})}
+        run = str(self.client.create_run(self.id, run_name=name, tags=said).info.run_id)
         try:
-            metrics = [Metric(*one[:2], 0, one.step) for one in measured(result, seconds)]
-            said = {**about, "best": result.summary()["best"], "alpha": result.summary()["alpha"]}
-            self.client.log_batch(run, params=[Param(key, str(x)) for key, x in said.items()])
+            metrics = [Metric(*one[:2], 0, one.step) for one in measured(result, spent)]
+            params = {**about, **parameters(result)}
+            self.client.log_batch(run, params=[Param(key, str(x)[:LONGEST_PARAM]) for key, x in params.items()])
             for i in range(0, len(metrics), BATCH):
                 self.client.log_batch(run, metrics=metrics[i : i + BATCH])
             if page:
-                self.client.log_artifact(run, page)
+                self.client.log_artifact(run, str(page))
         except BaseException:
             self.client.set_terminated(run, "FAILED")
             raise
         self.client.set_terminated(run)
         return run
 
+    def series(self, name: str) -> str:
+        """The id of the run that goes on and on under this name, made at first use."""
+        found = self.client.search_runs([self.id], f"tags.series = '{name}'", max_results=1)
+        if found:
+            return str(found[0].info.run_id)
+        made = self.client.create_run(self.id, run_name=name, tags={"series": name})
+        self.client.set_terminated(made.info.run_id)  # what is logged later belongs to it all the same
+        return str(made.info.run_id)
 
-def measured(result: Estimate | Stopped, seconds: float) -> list[Measured]:
-    """All metrics of a result: each look's where there were several, then the values, and what it cost."""
+    def drop(self, tags: Mapping[str, str]) -> None:
+        """Deletes the runs that have all of these tags."""
+        wanted = " and ".join(f"tags.`{key}` = '{x}'" for key, x in tags.items())
+        for run in self.client.search_runs([self.id], wanted):
+            self.client.delete_run(run.info.run_id)
+
+    def go_on(self, series: str, number: int, result: Estimate | Stopped, spent: Mapping[str, float]) -> None:
+        """Logs a result as one point of a series: everything that `log` does, as it is at the end, at step `number`."""
+        from mlflow.entities import Metric
+
+        now = int(1000 * time.time())
+        points = {one.key: one.value for one in measured(result, spent)}  # looks in their order: the last one stands
+        metrics = [Metric(key, x, now, number) for key, x in points.items()]
+        for i in range(0, len(metrics), BATCH):
+            self.client.log_batch(series, metrics=metrics[i : i + BATCH])
+
+
+def parameters(result: Estimate | Stopped) -> dict[str, Any]:
+    """Who is known to be the best, if anybody, who leads, and the probability of a wrong claim."""
+    said = result.summary()
+    return {"best": said["best"], "leads": said["policies"][0]["name"], "alpha": said["alpha"]}
+
+
+def measured(result: Estimate | Stopped, spent: Mapping[str, float]) -> list[Measured]:
+    """All metrics of a result: each look's where there were several, what is known at the end, and what it cost."""
     looks = (
         [(look.episodes, look.decision) for look in result.looks]
         if isinstance(result, Stopped)
         else [(result.episodes, result.decide())]
     )
-    columns = [np.array([getattr(d, name) for _, d in looks]) for name in ("may_be_best", "p_best", "half_width")]
-    out = decided(result.names, [n for n, _ in looks], *columns)
-    out += [
-        Measured(f"value.{name}", float(x), result.episodes)
-        for name, x in zip(metric_names(result.names), result.mean, strict=True)
-    ]
-    spent = {"episodes": result.episodes, "steps": result.steps, "seconds.evaluate": seconds}
-    return [*out, *(Measured(key, float(x), 0) for key, x in spent.items())]
+    arrays = [np.array([getattr(d, name) for _, d in looks]) for name in ("may_be_best", "p_best", "half_width")]
+    out = decided(result.names, [n for n, _ in looks], *arrays)
+    last = looks[-1][1]
+    said = columns(result.names, result.mean, last.interval.low, last.interval.high, last.p_best)
+    out += [Measured(key, x, result.episodes) for key, x in said.items()]
+    every = {"episodes": result.episodes, "steps": result.steps, **spent}
+    return [*out, *(Measured(key, float(x), 0) for key, x in every.items())]

@@ -16,6 +16,10 @@ from tasks.studies import group_name
 ENDING = 10.0  # seconds that a killed run's last processes may take to end
 
 
+class Taken(ValueError):
+    """Another run is at work."""
+
+
 def lock_file(name: str, study: str, data: Path) -> Path:
     return data / ".work" / name / f"{study}.lock"
 
@@ -46,7 +50,7 @@ def one_run(name: str, study: str, data: Path) -> Iterator[str]:
         while not try_lock(file):
             patience = 1 if holder_lives(path) else ENDING
             if time.monotonic() > start + patience:
-                raise ValueError(f"{path}: taken, another run of {name} {study} is at work; wait for it or stop it")
+                raise Taken(f"{path}: taken, another run of {name} {study} is at work; wait for it or stop it")
             time.sleep(0.05)
         token = uuid.uuid4().hex
         file.truncate(0)

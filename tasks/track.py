@@ -7,7 +7,6 @@ for people who compare runs. Tags lead from a run to its commit and to the very 
 import json
 import logging
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from mlflow.types import Schema, TensorSpec
 
 from manyfold.estimate.registry import ESTIMATORS
 from manyfold.fqe.nets import ValueNets
-from manyfold.tracking import BATCH, decided
+from manyfold.tracking import BATCH, columns, commit, decided
 from tasks import commands, studies
 from tasks.deciding import read_decisions
 from tasks.params import ROOT
@@ -36,7 +35,9 @@ SHOWN = (
     "relative_variance",
     "relative_variance_median",
     "relative_variance_se",
+    "relative_variance_per_step",
     "episodes_to_match",
+    "steps_per_episode",
     "largest_mean_error",
 )
 
@@ -62,8 +63,7 @@ def experiment(store: MlflowClient, study: str, root: Path) -> str:
 
 def tags(study: str, root: Path) -> dict[str, str]:
     """The commit, and the DVC hash of every stage's outputs."""
-    done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, check=False)
-    found = {"git_commit": done.stdout.strip() or "none", "study": study}
+    found = {"git_commit": commit(root), "study": study}
     lock = yaml.safe_load((root / "dvc.lock").read_text())["stages"]
     for stage, about in lock.items():
         name, _, of = stage.partition("@")
@@ -92,18 +92,22 @@ def fill(store: MlflowClient, study: str, where: str, parent: str, spent: dict[s
     """Everything about a run, in its parent and its children."""
     data = root / "data"
     metrics = read_metrics(study, data)
-    params = [Param(f"{a}.{b}", str(x)) for a, b, x in flat(studies.read(study, root / "params.yaml").params)]
+    section = studies.read(study, root / "params.yaml")
+    params = [Param(f"{a}.{b}", str(x)) for a, b, x in flat(section.params)]
+    params += [Param(key, x) for key, x in {"environment": str(section.environment), **parameters(study, data)}.items()]
     times = [Metric(f"seconds.{stage}", seconds, 0, 0) for stage, seconds in spent.items()]
+    times += [Metric("seconds", sum(spent.values()), 0, 0)] if spent else []
     store.log_batch(parent, metrics=times + training_curve(study, data) + fit_curves(study, data), params=params)
-    decided = decision_curves(study, data)
-    for i in range(0, len(decided), BATCH):
-        store.log_batch(parent, metrics=decided[i : i + BATCH])
+    known = decision_curves(study, data) + final_decision(study, data)
+    for i in range(0, len(known), BATCH):
+        store.log_batch(parent, metrics=known[i : i + BATCH])
     for path in (data / "report" / study, data / "evaluate" / study / "metrics.json", card(study, data)):
         (store.log_artifacts if path.is_dir() else store.log_artifact)(parent, str(path))
     curves = read_curves(study, data)
     for name, estimator in ESTIMATORS.items():
         child = store.create_run(where, run_name=estimator.label, tags={"mlflow.parentRunId": parent}).info.run_id
-        numbers = [Metric(key, metrics[key][name], 0, 0) for key in SHOWN if metrics[key][name] is not None]
+        shown = {key: metrics.get(key, {}).get(name) for key in SHOWN}  # an earlier version has fewer
+        numbers = [Metric(key, x, 0, 0) for key, x in shown.items() if x is not None]
         episodes, mean, _ = curves[name, "all"]
         numbers += [Metric("relative_error", float(e), 0, int(n)) for n, e in zip(episodes, mean, strict=True)]
         method = estimator.method
@@ -157,6 +161,30 @@ def decision_curves(study: str, data: Path) -> list[Metric]:
     half = (found.high - found.low) / 2
     every = decided(found.names, found.episodes.tolist(), found.may_be_best, found.p_best, half)
     return [Metric(key, value, 0, step) for key, value, step in every]
+
+
+def parameters(study: str, data: Path) -> dict[str, str]:
+    """Who is known to be the best of the first group, who leads, and how sure that is to be."""
+    found = read_decisions(study, data)
+    if found is None:
+        return {}
+    best, leads = found.final.best, found.names[found.final.order[0]]
+    return {"best": str(None if best is None else found.names[best]), "leads": leads, "alpha": str(found.alpha)}
+
+
+def final_decision(study: str, data: Path) -> list[Metric]:
+    """What is known of the first group with all its episodes, and what these cost, under the names of any result.
+
+    Steps are these episodes at the mean length over all groups.
+    """
+    found = read_decisions(study, data)
+    if found is None:
+        return []
+    final, length = found.final, read_metrics(study, data).get("steps_per_episode", {}).get(found.estimator)
+    said = columns(found.names, final.mean, final.low, final.high, final.p_best)
+    spent = {"episodes": final.episodes, **({"steps": final.episodes * length} if length else {})}
+    known = [Metric(key, x, 0, final.episodes) for key, x in said.items()]
+    return known + [Metric(key, float(x), 0, 0) for key, x in spent.items()]
 
 
 def register(study: str, data: Path, parent: str) -> None:

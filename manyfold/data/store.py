@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from manyfold.arrays import Array, Ints
 from manyfold.draws import Seeds, seeds_of
 from manyfold.envs.base import Environment
-from manyfold.files import atomic, atomic_folder, write_json
+from manyfold.files import atomic, atomic_folder, sha256, write_json
 
 VERSION = 1
 KINDS = {np.dtype(x).name: pa.from_numpy_dtype(np.dtype(x)) for x in ("float32", "float64", "int64")}
@@ -134,13 +134,15 @@ class Store:
         """The folder that keeps a policy."""
         return self.folder / "policies" / id
 
-    def keep_policy(self, id: str, files: Sequence[Path], about: dict[str, Any]) -> None:
-        """Copies a policy's files, if they aren't there yet."""
+    def keep_policy(self, id: str, files: Sequence[Path], sums: Sequence[str], about: dict[str, Any]) -> None:
+        """Copies a policy's files, if they aren't there yet; refuses those that aren't what was read any more."""
         if self.policy(id).exists():
             return
         with contextlib.suppress(OSError), self._lock(), atomic_folder(self.policy(id)) as part:
-            for file in files:
+            for file, known in zip(files, sums, strict=True):
                 shutil.copyfile(file, part / file.name)
+                if sha256(part / file.name) != known:
+                    raise ValueError(f"{file}: changed since it was read, expected the same file; load it again")
             write_json(part / "about.json", about)
 
     # --- plans ---

@@ -133,7 +133,7 @@ class Stored:
                 asked = {name: getattr(options, name) for name in ("greedy", "epsilon", "activation")}
                 normaliser = one.files[1].name if len(one.files) > 1 and one.files[1].suffix != ".data" else "none"
                 about = {"name": one.name, "file": one.path.name, "normaliser": normaliser, **asked}
-                self.store.keep_policy(id, one.files, about)
+                self.store.keep_policy(id, one.files, one.sha256, about)
 
     def _load(self, ids: Sequence[str]) -> tuple[PolicySet | None, tuple[str, ...]]:
         """Earlier policies that can still be asked."""

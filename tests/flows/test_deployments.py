@@ -5,6 +5,7 @@ import time
 import pytest
 import yaml
 from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterDeploymentId
 from prefect.client.schemas.objects import State, StateType
 from prefect.deployments import run_deployment
 
@@ -41,6 +42,17 @@ def finish(run, seconds=300):
     raise AssertionError(f"{found.state} after {seconds} s")
 
 
+def planned(name):
+    """Runs that the server has planned by a deployment's schedule."""
+    with get_client(sync_client=True) as client:
+        only = FlowRunFilterDeploymentId(any_=[client.read_deployment_by_name(name).id])
+        return [
+            run
+            for run in client.read_flow_runs(flow_run_filter=FlowRunFilter(deployment_id=only))
+            if run.auto_scheduled
+        ]
+
+
 def attack(url, name, file):
     """A foreign page asks the worker's deployment for a command of its own."""
     with get_client(sync_client=True) as client:
@@ -51,6 +63,7 @@ def attack(url, name, file):
 
 def test_a_deployment_gives_what_dvc_repro_does_and_nobody_else_can_use_it(worker, fewer, prefect_server, tmp_path):
     project = worker
+    assert wait_until(lambda: planned("check/nightly"))
     project.set(*FEWER)
     assert attack(prefect_server, "pipeline/gridworld", tmp_path / "owned") == 401
     run = finish(run_deployment("pipeline/gridworld", timeout=0, as_subflow=False))
@@ -76,5 +89,5 @@ def test_a_deployment_gives_what_dvc_repro_does_and_nobody_else_can_use_it(worke
 
 def test_there_is_a_deployment_for_each_use_and_one_has_a_schedule():
     deployments = {d["name"]: d for d in yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]}
-    assert list(deployments) == ["gridworld", "environment", "paper", "nightly"]
+    assert list(deployments) == ["gridworld", "environment", "paper", "nightly", "checkpoints"]
     assert [name for name, d in deployments.items() if d.get("schedules")] == ["nightly"]

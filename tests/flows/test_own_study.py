@@ -63,7 +63,7 @@ def test_all_seven_stages_run_through_dvc(own):
     assert 9 < metrics["values"]["lowest"] < metrics["values"]["highest"] <= HORIZON
     page = own.data / "report" / NAME / "page.html"
     assert all(f"ppo_{steps}_steps" in page.read_text() for steps in (128, 256, 384))
-    assert f"{NAME}: file://{page}" in pages(own.data / "report")  # what `make ui` prints
+    assert f"{NAME}: file://{page}" in pages(own.data)  # what `make ui` prints
     table = (own.data / "report" / NAME / "relative_variance.md").read_text()
     assert "paper" not in table.splitlines()[0]  # it has no such environment
 

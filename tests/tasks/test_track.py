@@ -51,6 +51,7 @@ def test_a_parent_has_a_child_for_each_estimator(store):
         assert run.data.metrics["relative_variance"] == metrics["relative_variance"][name]
         assert run.data.metrics["episodes_to_match"] == metrics["episodes_to_match"][name]
         assert run.data.params["loggers"] == ESTIMATORS[name].method.loggers
+        assert run.data.metrics["steps_per_episode"] == metrics["steps_per_episode"][name]
         curve = client.get_metric_history(run.info.run_id, "relative_error")
         assert [point.step for point in curve][:3] == [3, 6, 9]
 
@@ -87,6 +88,19 @@ def test_the_parent_shows_how_the_decision_became_sure(store):
         half = (found.high[:, k] - found.low[:, k]) / 2
         assert [p.value for p in widths] == half[np.isfinite(half)].tolist()
         assert widths[-1].value < widths[0].value
+    final, run = found.final, client.get_run(parent).data
+    leader = int(final.mean.argmax())
+    columns = {"value": final.mean[leader], "p_best": final.p_best[leader], "policies": len(found.names)}
+    columns |= {"low": final.low[leader], "high": final.high[leader], "episodes": final.episodes, "seconds": 2.5}
+    columns |= {"half_width": (final.high - final.low).max() / 2}
+    assert {key: run.metrics[key] for key in columns} == columns
+    steps = final.episodes * track.read_metrics(ENV, root / "data")["steps_per_episode"][found.estimator]
+    assert run.metrics["steps"] == steps
+    assert [run.metrics[f"value.{name}"] for name in metric_names(found.names)] == final.mean.tolist()
+    assert sorted(run.metrics[f"rank.{name}"] for name in metric_names(found.names)) == [1, 2, 3]
+    best = "None" if final.best is None else found.names[final.best]
+    assert (run.params["best"], run.params["leads"]) == (best, found.names[leader])
+    assert run.params["environment"] == str(GRID.environment)
     names = {artifact.path for artifact in client.list_artifacts(parent)}
     assert {"decision.md", "decision.txt", "decision_forest.png"} <= names
 

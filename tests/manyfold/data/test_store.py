@@ -19,7 +19,7 @@ from manyfold.envs import Finite, GymnasiumEnvironment
 from manyfold.estimate import collecting, stopping, stored
 from manyfold.estimate.stored import Stored, identities
 from manyfold.estimate.workers import Crew
-from tests import doors
+from tests import checkpoints, doors
 
 ROOT = Path(__file__).parents[3]
 
@@ -343,7 +343,7 @@ def test_policies_are_recognised_by_their_numbers():
 SCRIPT = """
 import sys
 import manyfold as mf
-from tests import doors
+from tests import checkpoints, doors
 from tests.manyfold.data.test_store import world
 
 if __name__ == "__main__":
@@ -440,3 +440,13 @@ def test_a_damaged_plan_is_one_line(tmp_path, said):
         ValueError, match=r"x\.json: not readable, expected a plan of episodes; was it edited\? Remove it"
     ):
         evaluate(tmp_path, episodes=150)
+
+
+def test_a_file_that_changes_after_it_was_read_is_not_kept(tmp_path):
+    """Old episodes would be weighed by another policy's densities."""
+    path = checkpoints.save(tmp_path / "best.zip", 0.0)
+    policies = mf.load_policies(path)
+    path.write_bytes(checkpoints.save(tmp_path / "other.zip", 1.0).read_bytes())
+    with pytest.raises(ValueError, match="best.zip: changed since it was read, expected the same file; load it again"):
+        mf.evaluate("CartPole-v1", policies, episodes=4, store=tmp_path / "evals")
+    assert list((tmp_path / "evals" / "policies").iterdir()) == []
