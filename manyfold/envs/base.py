@@ -54,6 +54,7 @@ class Environment(ABC):
         action_space: Discrete (an action is an index), or of vectors.
         slots: episodes that run at the same time; 0 where all of them can.
         seeded: an episode can be started by a seed of its own; elsewhere all of them follow from the generator.
+        time_limit: steps after which the environment itself ends an episode, if it says so.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Environment(ABC):
     action_space: spaces.Space[Any]
     slots: ClassVar[int] = 100
     seeded: ClassVar[bool] = False
+    time_limit: int | None = None
 
     @abstractmethod
     def open(self, n: int, rng: np.random.Generator) -> Running:

@@ -74,9 +74,11 @@ class GymnasiumEnvironment(Environment):
             raise _crashed(f"{self.name}: asking for its spaces or closing it failed", error) from error
         limit = horizon if horizon is not None else own
         if limit is None:
-            raise ValueError(f"{self.name} has no TimeLimit, expected a horizon: the largest number of steps")
+            raise ValueError(
+                f"{self.name} has no TimeLimit, expected a horizon: horizon=500 or --horizon 500, steps at most"
+            )
         check_number("horizon", limit, 1, MOST_STEPS)
-        self.horizon = int(limit)
+        self.horizon, self.time_limit = int(limit), own
         if not isinstance(self.observation_space, spaces.Box | spaces.Discrete):
             raise ValueError(
                 f"{self.name}: observations are {self.observation_space}, expected a Box or Discrete space"

@@ -82,7 +82,7 @@ def trust(found: Diagnosis, names: Sequence[str] | None = None) -> list[str]:
     for k in range(len(found.effective_sample_size)):
         name = names[k] if names else f"policy {k}"
         ess, tail, weights = found.effective_sample_size[k], found.residuals_k[k], found.weights_k[k]
-        remedy = f"run pooled, or more episodes of {name} itself"
+        remedy = f"run more episodes of {name} itself"
         if ess == 0:
             out.append(f"all {n} weights are 0: no episode says anything of {name}; {remedy}")
         elif ess > n * (1 - 1e-9):
@@ -146,7 +146,8 @@ def hardly_vary(own_returns: Sequence[Array], names: Sequence[str] | None = None
         else:
             out.append(
                 f"only {rest} of {n:,} returns of {name} differ from {values[counts.argmax()]:g}, expected at least "
-                f"{LEAST_RARE}; run more episodes of {name}, or take the intervals of result.bounded(low, high)"
+                f"{LEAST_RARE}; run more episodes of {name}, or in Python take the intervals of "
+                "result.bounded(low, high)"
             )
     return out
 

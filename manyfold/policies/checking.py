@@ -19,8 +19,8 @@ from manyfold.policies.base import PolicySet, sample_actions
 from manyfold.policies.cleanrl import UNNORMALISED_NOTE
 from manyfold.policies.fitting import fitted
 from manyfold.policies.heads import Actions, Gaussian
-from manyfold.policies.imported import Imported
-from manyfold.policies.layers import Normaliser, StateDependentNoise
+from manyfold.policies.imported import NO_DENSITY_NOTE, Imported
+from manyfold.policies.layers import StateDependentNoise
 from manyfold.policies.modules import ModulePolicySet
 from manyfold.policies.probing import PolicyFailed, Probes, asked, probe, said_at
 from manyfold.policies.ratios import misfits
@@ -83,33 +83,25 @@ def _who(names: Sequence[str], which: Iterable[int]) -> str:
 
 def _files(imported: Sequence[Imported]) -> list[Finding]:
     """The importers' notes, one line for all files of which the same is true."""
-    names, groups, texts = [one.name for one in imported], dict[str, list[int]](), dict[str, str]()
+    names, groups, texts = [one.name for one in imported], dict[str, list[int]](), dict[str, dict[str, None]]()
     for k, one in enumerate(imported):
         for note in one.notes:
             key = re.sub(rf"(?<!\w){re.escape(one.path.stem)}(?!\w)", "*", note)
             for number in re.findall(r"\d+", one.path.stem):
                 key = key.replace(number, "#")
             groups.setdefault(key, []).append(k)
-            texts.setdefault(key, note)
+            texts.setdefault(key, {})[note] = None
     wrong = UNNORMALISED_NOTE.split(";")[0], "the same policy as"
-    return [
-        Finding("warning" if texts[key].startswith(wrong) else "note", f"{_who(names, which)}: {texts[key]}")
-        for key, which in groups.items()
-    ]
-
-
-def _normaliser(one: Imported) -> Normaliser | None:
-    """Its normaliser, if it has statistics."""
-    for part in one.module.modules():
-        if isinstance(part, Normaliser):
-            identity = not part.mean.any() and bool((part.std == 1).all()) and bool(part.clip.isinf())
-            return None if identity else part
-    return None
+    found = []
+    for key, which in groups.items():
+        text, own = next(iter(texts[key])), " (and so on, each by its own)" if len(texts[key]) > 1 else ""
+        found.append(Finding("warning" if text.startswith(wrong) else "note", f"{_who(names, which)}: {text}{own}"))
+    return found
 
 
 def _normalisers(imported: Sequence[Imported]) -> list[Finding]:
     """Some with, some without; or one for all, which fits one moment of training only."""
-    found, names = [_normaliser(one) for one in imported], [one.name for one in imported]
+    found, names = [one.normaliser for one in imported], [one.name for one in imported]
     have = [part for part in found if part is not None]
     if not have or len(found) < 2:
         return []
@@ -146,7 +138,7 @@ def _environment(env: Environment, probes: Probes, seed: int) -> list[Finding]:
         if i + 1 < len(own):
             obs = running.step(probes.sent[i])[0]
             obs = running.reset(first) if running.done[0] else obs
-    if not probes.ended:
+    if not probes.ended and env.time_limit != env.horizon:  # its own limit is what was meant
         most = int(probes.t.max()) + 1
         text = f"{env.name}: no episode ended by itself within {most:,} steps; "
         text += f"the horizon ends all of them after {env.horizon:,}: is that what is to be evaluated?"
@@ -162,7 +154,7 @@ def _ranges(imported: Sequence[Imported], env: Environment, probes: Probes) -> l
     out: dict[int, list[int]] = {}
     for k, one in enumerate(imported):
         obs = np.asarray(probes.obs[probes.which == k], np.float64)
-        part = _normaliser(one)
+        part = one.normaliser
         if part is not None and part.mean.numel() == env.width:
             limit = min(float(part.clip), SEEN)
             outside = np.abs(obs - part.mean.numpy()) > limit * part.std.numpy()
@@ -195,7 +187,8 @@ def _ranges(imported: Sequence[Imported], env: Environment, probes: Probes) -> l
 def _plain(actors: ActorSet) -> Finding:
     text = f"{_who(actors.names, range(actors.n_policies))}: {actors.how}, no densities: plain returns from common "
     text += "starts, where an episode tells of its own policy only"
-    return Finding("note", text + "; load policies that sample without --greedy to share episodes")
+    sampling = all(one.greedy and NO_DENSITY_NOTE not in one.notes for one in actors.imported)
+    return Finding("note", text + ("; load them without --greedy to share episodes" if sampling else ""))
 
 
 def _of_densities(policies: PolicySet, env: Environment, probes: Probes, seed: int) -> list[Finding]:

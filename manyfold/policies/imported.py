@@ -8,7 +8,7 @@ import numpy as np
 from torch import nn
 
 from manyfold.policies.heads import Gaussian, Head, MultiCategorical
-from manyfold.policies.layers import EpsilonGreedy, Parts
+from manyfold.policies.layers import EpsilonGreedy, Normaliser, Parts
 
 NO_DENSITY_NOTE = "TD3 and DDPG have no density: only its own episodes tell about it"
 Actions = int | Head  # so many actions that are counted, or what parameters say of a vector
@@ -70,6 +70,15 @@ class Imported:
     def has_density(self) -> bool:
         """Not a continuous action without noise."""
         return not (self.greedy and isinstance(self.actions, Gaussian))
+
+    @property
+    def normaliser(self) -> Normaliser | None:
+        """Its normaliser, if it has statistics."""
+        for part in self.module.modules():
+            if isinstance(part, Normaliser):
+                identity = not part.mean.any() and bool((part.std == 1).all()) and bool(part.clip.isinf())
+                return None if identity else part
+        return None
 
 
 @dataclass(frozen=True)

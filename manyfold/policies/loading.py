@@ -59,6 +59,9 @@ def together(found: Sequence[Imported]) -> PolicySet | ActorSet:
     """One set of all of them; of actors where they have no densities of the same variable."""
     greedy = {one.greedy for one in found}
     how = "greedy" if greedy == {True} else "stochastic" if greedy == {False} else "some greedy, some stochastic"
+    normalised = sum(one.normaliser is not None for one in found)
+    if normalised:
+        how += ", observations normalised" + ("" if normalised == len(found) else f" of {normalised} of {len(found)}")
     squashed = {one.actions.squashed for one in found if isinstance(one.actions, Gaussian)}
     names, width = [one.name for one in found], found[0].width
     if len(squashed) == 2 and all(one.has_density for one in found):

@@ -156,7 +156,11 @@ def test_observations_are_flat_vectors_or_indices_from_0(space, sample, width, n
         ("CartPole-v1", {"horizon": 0}, "horizon is 0, expected a whole number from 1 to 1e.06"),
         ("CartPole-v1", {"horizon": 2.5}, "horizon is 2.5, expected a whole number"),
         ("CartPole-v1", {"horizon": 10**9}, "horizon is 1000000000, expected a whole number"),
-        (lambda: Fixed(BOX, TWO), {}, "<lambda> has no TimeLimit, expected a horizon: the largest number of steps"),
+        (
+            lambda: Fixed(BOX, TWO),
+            {},
+            "<lambda> has no TimeLimit, expected a horizon: horizon=500 or --horizon 500, steps",
+        ),
         (lambda: Fixed(spaces.MultiBinary(3), TWO), {"horizon": 3, "name": "x"}, "x: observations are MultiBinary"),
         (lambda: Fixed(spaces.Dict({"a": BOX}), TWO), {"horizon": 3, "name": "x"}, "x: observations are Dict"),
         (

@@ -265,11 +265,14 @@ def test_an_environment_that_its_seed_does_not_repeat_is_a_warning(wrong, where)
 
 
 def test_episodes_that_do_not_end_are_a_note():
+    """Unless the environment itself ends them there."""
     assert lines(check(bounded(), callables(leaning(1))), "note") == []
     (text,) = lines(check(bounded(ends=False), callables(leaning(1))), "note")
     assert text.startswith(
         "bounded: no episode ended by itself within 400 steps; the horizon ends all of them after 1,000"
     )
+    limited = GymnasiumEnvironment(lambda: gymnasium.wrappers.TimeLimit(Bounded("", False), 1000), name="bounded")
+    assert lines(check(limited, callables(leaning(1))), "note") == []
 
 
 @pytest.mark.parametrize(
@@ -330,7 +333,7 @@ def test_notes_are_grouped_where_only_their_files_names_differ():
     policies.imported = (one(100, 0.5), one(200, 0.5), one(1000, 0.3))
     assert lines(check(CARTPOLE, policies), "note") == [
         "at 100, at 200: epsilon 0.5, as the file says",
-        "all 3 policies: observations normalised by dqn_100_steps.npz",
+        "all 3 policies: observations normalised by dqn_100_steps.npz (and so on, each by its own)",
         "at 1000: epsilon 0.3, as the file says",
     ]
 
@@ -355,16 +358,22 @@ def test_gsde_of_a_file_and_what_has_no_density(zips):
     assert any(text.startswith("sde: gSDE") for text in notes)
     notes = lines(check(PENDULUM, load_policies([zips / "ppo.zip", zips / "td3.zip"])), "note")
     assert any(text.startswith("td3: TD3 and DDPG have no density") for text in notes)
-    assert any("plain returns from common starts" in text for text in notes)
+    (text,) = [text for text in notes if "plain returns from common starts" in text]
+    assert "--greedy" not in text  # TD3 has nothing else
+    notes = lines(check(PENDULUM, load_policies(zips / "ppo.zip", greedy=True)), "note")
+    assert any(text.endswith("; load them without --greedy to share episodes") for text in notes)
 
 
 def test_normalisers(zips, tmp_path):
     """One for all; one of two; each its own; and one that has never seen such observations."""
     first, second = copied(zips, tmp_path)
+    assert load_policies(tmp_path).how == "stochastic"
     statistics(first, 0.0)
     (text,) = lines(check(CARTPOLE, load_policies(tmp_path)))
     assert text.startswith("cartpole_2_steps: no normaliser, while others have one; ")
+    assert load_policies(tmp_path).how == "stochastic, observations normalised of 1 of 2"
     statistics(second, 0.0)
+    assert load_policies(tmp_path).how == "stochastic, observations normalised"
     (text,) = lines(check(CARTPOLE, load_policies(tmp_path)))
     assert text.startswith("both policies: one normaliser's statistics for all, ")
     statistics(second, 0.1)
