@@ -4,6 +4,7 @@ import multiprocessing
 import multiprocessing.forkserver
 import os
 import signal
+from multiprocessing import resource_tracker
 from typing import Any
 
 
@@ -19,6 +20,7 @@ def context() -> Any:
     found = multiprocessing.get_context("forkserver")
     found.set_forkserver_preload(["manyfold.estimate.workers"])  # torch is imported once, not once a worker
     # Ctrl-C goes to a whole group of processes, but is for the caller alone: the server inherits that it is blocked.
+    resource_tracker.ensure_running()  # first, as it unblocks the signal when it starts
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         multiprocessing.forkserver.ensure_running()
