@@ -11,6 +11,7 @@ import contextlib
 import errno
 import io
 import json
+import math
 import os
 import shlex
 import subprocess
@@ -123,11 +124,11 @@ def _outputs(command: argparse.ArgumentParser) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    given, begun = list(sys.argv[1:] if arguments is None else arguments), time.monotonic()
     _prepare_streams()
     if given[:1] == ["study"]:
         return _study(given[1:])
-    args = parser().parse_args(given)
+    args = parser().parse_args(given, argparse.Namespace(begun=begun))
     if args.version:
         from manyfold import __version__
 
@@ -249,7 +250,7 @@ def _run(
     """Evaluates and writes what was asked for; the result. `more` is what the JSON says beside it."""
     from manyfold.door import evaluate
 
-    env, log, begun = _environment(args), _tracker(args), time.monotonic()
+    env, log = _environment(args), _tracker(args)
     asked = {"stop": args.stop, "precision": args.precision}
     result = evaluate(
         env,
@@ -264,7 +265,7 @@ def _run(
         dask=args.dask,
         progress=_progress(args.quiet),
     )
-    seconds = time.monotonic() - begun
+    seconds = time.monotonic() - args.begun
     if sys.stderr.isatty() and not args.quiet:
         print("\r\033[K", end="", file=sys.stderr)
     about = {"environment": env.name, "policies": policies.how, "seed": args.seed}
@@ -280,7 +281,7 @@ def _write(result: Any, args: argparse.Namespace, about: dict[str, Any], seconds
     """The table, and what else was asked for: files first, as nobody may read stdout; it in any case."""
     from manyfold.files import write_text
 
-    said = {**result.summary(), "seconds": seconds, "command": about["command"], **more}
+    said = {**about, "how": about["policies"], "horizon": args.horizon, **result.summary(), "seconds": seconds, **more}
     text, page = json.dumps(said, indent=2, allow_nan=False), None
     try:
         if args.json not in (None, "-"):
@@ -357,12 +358,19 @@ def _gate(args: argparse.Namespace, given: Sequence[str]) -> int:
     def verdict(result: Any) -> dict[str, Any]:
         code = UNKNOWN if result.best is None else BETTER if result.best == candidate else WORSE
         words = {UNKNOWN: "not told apart from", WORSE: "worse than", BETTER: "better than"}[code]
-        said = {"baseline": args.baseline, "candidate": args.candidate, "verdict": words, "exit_code": code}
-        return {"gate": said}
+        pair, apart = (candidate, 1 - candidate), result.decision.difference
+        low, high = (float(x) if math.isfinite(x) else None for x in (apart.low[pair], apart.high[pair]))
+        value = float(result.mean[candidate] - result.mean[1 - candidate])
+        difference = {"value": value, "low": low, "high": high}
+        named = {"baseline": args.baseline, "candidate": args.candidate}
+        return {"gate": {**named, "verdict": words, "difference": difference, "exit_code": code}}
 
     said = verdict(_run(args, given, policies, verdict))["gate"]
     sure = "" if said["exit_code"] == UNKNOWN else f", with {1 - args.alpha:g} confidence"
     where = sys.stderr if args.json == "-" else args.out
+    apart = said["difference"]
+    if apart["low"] is not None:
+        sure += f"; the difference is {apart['value']:+.4g}, {apart['low']:+.4g} to {apart['high']:+.4g}"
     words = f"{args.candidate} is {said['verdict']} {args.baseline}{sure}"
     _say(f"gate: {words} (exit code {said['exit_code']})", where)
     return int(said["exit_code"])

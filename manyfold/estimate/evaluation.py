@@ -113,7 +113,13 @@ class Estimate:
         warned = {name: said for name, said in zip(self.names, self.warnings, strict=True) if said}
         spent = {"episodes": self.episodes, "steps": self.steps}
         notes = list(self.notes)
-        return {"title": self.title, **self.decide(alpha).summary(), **spent, "warnings": warned, "notes": notes}
+        found, decision = {"title": self.title, **self.decide(alpha).summary()}, self.decide(alpha)
+        for k, one in zip(decision.order.tolist(), found["policies"], strict=True):
+            on = self.on_policy_variance[k]
+            one["own_episodes"] = len(self.own_returns[k])
+            one["effective_episodes"] = float(self.diagnosis.effective_sample_size[k])
+            one["relative_variance"] = float(self.variance[k] / on) if on > 0 else None
+        return {**found, **spent, "warnings": warned, "notes": notes}
 
     def winner(self) -> Winner:
         """What the policy with the highest mean is worth on episodes that did not choose it."""

@@ -81,6 +81,7 @@ class Decision:
             {
                 "name": self.names[k],
                 "value": _number(self.sample.mean[k]),
+                "standard_error": _number(self.sample.standard_error[k]),
                 "low": _number(self.interval.low[k]),
                 "high": _number(self.interval.high[k]),
                 "half_width": _number(self.half_width[k]),

@@ -123,7 +123,10 @@ class Stopped:
         """For programs, as JSON takes it."""
         warned = {name: said for name, said in zip(self.names, self.warnings, strict=True) if said}
         spent = {"episodes": self.episodes, "steps": self.steps, "reason": self.reason}
-        return {"title": self.title, **self.decision.summary(), **spent, "warnings": warned, "notes": list(self.notes)}
+        found = {"title": self.title, **self.decision.summary()}
+        for k, one in zip(self.decision.order.tolist(), found["policies"], strict=True):
+            one["own_episodes"] = len(self.own_returns[k])
+        return {**found, **spent, "warnings": warned, "notes": list(self.notes)}
 
     def bounded(self, low: float, high: float, alpha: float = 0.05) -> Interval:
         """Each policy's interval from its own episodes alone, exact for returns between `low` and `high`, `[K]`."""

@@ -146,6 +146,25 @@ def test_logged_data_are_read_and_named(run, zips, place):
     assert "404 rows" in out
 
 
+def test_json_says_all_that_the_table_does(run, zips):
+    """And what was evaluated, and how, so that it can be repeated."""
+    out, _ = evaluate(run, zips, "--episodes", 60, "--seed", 3, "--json", "x.json")
+    said = json.loads(Path("x.json").read_text())
+    assert (said["environment"], said["how"], said["seed"], said["alpha"]) == ("own:make", "stochastic", 3, 0.05)
+    header, *rows = [re.split(r"\s{2,}", line) for line in out.splitlines()[1:5]]
+    for row, one in zip(rows, said["policies"], strict=True):
+        shown = dict(zip(header, row, strict=False))
+        assert shown["policy"] == one["name"]
+        assert float(shown["value"]) == pytest.approx(one["value"], rel=1e-3)
+        assert float(shown["relative variance"]) == pytest.approx(one["relative_variance"], abs=1e-3)
+        assert float(shown["effective episodes"]) == pytest.approx(one["effective_episodes"], abs=0.5)
+        assert one["own_episodes"] == 20
+        assert 0 < one["standard_error"] < one["half_width"]
+    out, _ = evaluate(run, zips, "--stop", "best", "--json", "x.json")
+    said = json.loads(Path("x.json").read_text())
+    assert sum(one["own_episodes"] for one in said["policies"]) == said["episodes"]
+
+
 def test_a_store_grows(run, zips):
     evaluate(run, zips, "--episodes", 60, "--store", "evals")
     out, _ = evaluate(run, zips, "--episodes", 60, "--store", "evals")
@@ -189,18 +208,28 @@ def test_gate(run, zips, baseline, candidate, code):
     out, errors = gate(run, zips, baseline, candidate, code)
     word = "worse" if code else "better"
     files = f"{zips / candidate} is {word} than {zips / baseline}"
-    assert out.splitlines()[-1] == f"gate: {files}, with 0.95 confidence (exit code {code})"
+    line = (
+        rf"gate: {re.escape(files)}, with 0.95 confidence; the difference is (\S+), (\S+) to (\S+) \(exit code {code}\)"
+    )
+    value, low, high = map(float, re.fullmatch(line, out.splitlines()[-1]).groups())
+    assert low < value < high
+    assert high < 0 if code else low > 0
     out, errors = gate(run, zips, baseline, candidate, code, "--json", "-")
     said = json.loads(out)
     assert said["best"] == "a"
     assert (said["gate"]["verdict"], said["gate"]["exit_code"]) == (f"{word} than", code)
+    difference = said["gate"]["difference"]
+    by_name = {one["name"]: one["value"] for one in said["policies"]}
+    assert difference["value"] == pytest.approx((by_name["b"] - by_name["a"]) * (1 if code else -1))
+    assert difference["low"] == pytest.approx(low, rel=1e-3)
     assert errors.startswith("gate: ")
 
 
 def test_gate_that_can_not_tell(run, zips, tmp_path):
     (tmp_path / "copy.zip").write_bytes((zips / "a.zip").read_bytes())
     out, _ = gate(run, zips, "a.zip", tmp_path / "copy.zip", 3, "--budget", 40)
-    assert out.splitlines()[-1].endswith("copy.zip is not told apart from " + str(zips / "a.zip") + " (exit code 3)")
+    assert f"copy.zip is not told apart from {zips / 'a.zip'}" in out.splitlines()[-1]
+    assert out.endswith(" (exit code 3)\n")
 
 
 def test_gate_takes_patterns_and_wants_two_files(run, zips, tmp_path):
