@@ -106,7 +106,9 @@ class Contrasts(NamedTuple):
 
     def interval(self, level: ArrayLike, sides: int = 2) -> Interval:
         """Of each by itself; `level` is the probability to miss, of one side or of both together."""
-        reach = np.where(self.error > 0, stats.t.isf(np.asarray(level) / sides, self.freedom) * self.error, 0.0)
+        t = stats.t.isf(np.asarray(level) / sides, self.freedom)
+        t = np.where(np.isneginf(t), np.inf, t)  # scipy's for levels below 1e-200 or so
+        reach = np.where(self.error > 0, t * np.where(self.error > 0, self.error, 1.0), 0.0)
         high = self.estimate + reach if sides == 2 else np.full_like(self.estimate, np.inf)
         return Interval(self.estimate - reach, high)
 

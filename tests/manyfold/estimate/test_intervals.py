@@ -154,3 +154,13 @@ def test_bad_input_is_one_line(call, said):
     with pytest.raises(ValueError, match=said) as error:
         call()
     assert "\n" not in str(error.value)
+
+
+def test_a_level_beyond_all_numbers_claims_nothing():
+    """Scipy's quantile turns to minus infinity there, and bounds would change sides."""
+    rng = np.random.default_rng(0)
+    found = intervals.sample(np.array([[9.0], [0.0], [0.0]]) + rng.standard_normal((3, 12)), np.arange(12) % 3)
+    low, high = intervals.simultaneous(found, 1e-300)
+    assert (low == -np.inf).all()
+    assert (high == np.inf).all()
+    assert (intervals.differences(found, 1e-300).low <= 0).all()
