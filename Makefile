@@ -7,7 +7,7 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 export MLFLOW_DISABLE_TELEMETRY := true
 export DO_NOT_TRACK := 1
 
-.PHONY: main paper report ui worker test test-slow lint format select calibrate apart coverage bench bench-memory bench-learning cluster check setup clean
+.PHONY: main paper report ui worker test test-slow lint format select calibrate apart coverage docs bench bench-memory bench-learning cluster check setup clean
 .DEFAULT_GOAL := main
 
 main: .venv/ready
@@ -65,6 +65,10 @@ apart: .venv/ready
 coverage: .venv/ready
 	$(BIN)/python -m tasks.coverage
 
+docs: .venv/ready
+	$(BIN)/mkdocs build --strict --quiet
+	@echo "docs: open site/index.html"
+
 cluster: .venv/ready
 	$(BIN)/python -m flows.cluster
 
@@ -74,7 +78,7 @@ check: .venv/ready
 setup: .venv/ready
 
 clean:
-	rm -rf .venv .coverage .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info
+	rm -rf .venv site .coverage .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info
 
 # Pages are opened in a real browser by their tests, which skip where there is none (and fail where CI is true).
 .venv/browser: .venv/ready
