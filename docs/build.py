@@ -176,7 +176,7 @@ section of that name. `manyfold study new` adds a study.
     return f"{about}\n```yaml\n{(ROOT / 'params.yaml').read_text()}```\n"
 
 
-MENU = ("CONTRIBUTING.md", "CHANGELOG.md")
+MENU = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
 PAGES = {"reference/api.md": api, "reference/commands.md": commands, "reference/params.md": parameters}
 
 
@@ -191,18 +191,23 @@ def outside(page: str, text: str) -> Iterator[str]:
             yield path
 
 
+def placed(path: str) -> str:
+    """A file of the repository on the site: code is shown on a page, and a page README would be the home page."""
+    return "readme.md" if path == "README.md" else re.sub(r"\.py$", ".md", path)
+
+
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     for name, make in PAGES.items():
         files.append(File.generated(config, name, content=make()))
     pages = {f"docs/{x.src_uri}": x.content_string for x in files if x.is_documentation_page()}
     pages |= {name: (ROOT / name).read_text() for name in MENU}
-    wanted = {path for page, text in pages.items() for path in outside(page, text)} - {"README.md"}
+    wanted = {path for page, text in pages.items() for path in outside(page, text)}
     for path in sorted({*wanted, *MENU}):
         if path.endswith((".py", ".md")):
             text = (ROOT / path).read_text()
             if not text.startswith("# "):
                 text = f"# {path}\n\n" + (f"```python\n{text}```\n" if path.endswith(".py") else text)
-            file = File.generated(config, re.sub(r"\.py$", ".md", path), content=text)
+            file = File.generated(config, placed(path), content=text)
         else:
             file = File.generated(config, path, abs_src_path=str(ROOT / path))
         if path not in MENU:
@@ -214,12 +219,12 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Links between docs/ and the rest of the repository, which are one folder on the site."""
     name = page.file.src_uri
-    home = name if (ROOT / name).exists() else f"docs/{name}"
+    ours = name in PAGES or (ROOT / "docs" / name).exists()
+    home = f"docs/{name}" if ours else next((path for path in MENU if placed(path) == name), name)
 
     def moved(link: re.Match[str]) -> str:
         path = posixpath.normpath(posixpath.join(posixpath.dirname(home), link[0]))
-        path = "index.md" if path == "README.md" else path.removeprefix("docs/")
-        return posixpath.relpath(re.sub(r"\.py$", ".md", path), posixpath.dirname(name) or ".")
+        return posixpath.relpath(placed(path.removeprefix("docs/")), posixpath.dirname(name) or ".")
 
     parts = CODE.split(drawn(markdown))
     return "".join(part if i % 2 else LINK.sub(moved, part) for i, part in enumerate(parts))

@@ -250,7 +250,9 @@ def test_every_picture_is_made_by_a_command_that_its_page_names():
     for page, text in TEXTS.items():
         for link in PICTURE.findall(text):
             path = (PAGES[page].parent / link).resolve().relative_to(ROOT)
-            assert re.search(MAKERS[path.parts[1 if path.parts[0] == "data" else 0]], text), (page, link)
+            folder = path.parts[1 if path.parts[0] == "data" else 0]
+            assert folder in MAKERS, f"{link} of {page}: add the command that makes it to MAKERS"
+            assert re.search(MAKERS[folder], text), (page, link)
 
 
 def is_module(name):

@@ -43,7 +43,15 @@ def test_every_page_of_docs_is_there(site):
     written = {path.relative_to(ROOT / "docs").with_suffix(".html") for path in (ROOT / "docs").rglob("*.md")}
     found = {path.relative_to(site) for path in pages(site)}
     assert written <= found
-    extra = {"reference/api", "reference/commands", "reference/params", "CONTRIBUTING", "CHANGELOG", "examples/hopper"}
+    extra = {
+        "reference/api",
+        "reference/commands",
+        "reference/params",
+        "readme",
+        "CONTRIBUTING",
+        "CHANGELOG",
+        "examples/hopper",
+    }
     assert {Path(f"{name}.html") for name in extra} <= found
     assert not list(site.rglob("*.py"))
 

@@ -35,7 +35,7 @@ def followed(tmp_path_factory):
             (folder / name).write_text(code)
         elif kind == "text":
             said[-1][2] = code
-        elif not code.startswith("pip install"):
+        elif "pip install" not in code:
             said.append([code, shell(code, folder), None])
     return folder, said
 
