@@ -7,7 +7,7 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 export MLFLOW_DISABLE_TELEMETRY := true
 export DO_NOT_TRACK := 1
 
-.PHONY: main paper report ui worker test test-slow lint format select calibrate apart coverage docs bench bench-memory bench-learning cluster check setup clean
+.PHONY: main paper report ui worker test test-slow lint format select calibrate apart coverage bench bench-memory bench-learning cluster check setup clean
 .DEFAULT_GOAL := main
 
 main: .venv/ready
@@ -65,6 +65,7 @@ apart: .venv/ready
 coverage: .venv/ready
 	$(BIN)/python -m tasks.coverage
 
+.PHONY: docs  # which is a folder as well
 docs: .venv/ready
 	$(BIN)/mkdocs build --strict --quiet
 	@echo "docs: open site/index.html"

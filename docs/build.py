@@ -37,7 +37,7 @@ CODE = re.compile(r"(^```.*?^```$|`[^`\n]*`)", re.DOTALL | re.MULTILINE)
 def api() -> str:
     """Every public name, in the groups of manyfold's own docstring, with its signature and its docstring."""
     groups: list[list[str]] = [["", ""]]  # names, what they are
-    for line in inspect.getdoc(manyfold).split("\n\n")[2].splitlines():
+    for line in (manyfold.__doc__ or "").split("\n\n")[2].splitlines():
         names, _, about = line.strip().partition("    ") if line[4] != " " else ("", "", line.strip())
         if names and groups[-1][1]:
             groups.append(["", ""])
@@ -62,7 +62,7 @@ def entry(name: str, thing: Any) -> Iterator[str]:
         fields = class_fields(thing)
         yield from code(name, fields) if fields else ()
         yield from prose(inspect.getdoc(thing))
-        members = vars(thing)
+        members = dict(vars(thing))
     elif callable(thing):
         yield from code(name, function(thing))
         yield from prose(inspect.getdoc(thing))
@@ -97,7 +97,7 @@ def function(thing: Any) -> str:
 def class_fields(thing: type) -> str:
     """Arguments of `__init__`, or a dataclass's fields."""
     if "__init__" in vars(thing) and "__dataclass_fields__" not in vars(thing):
-        return function(thing.__init__).removesuffix(" -> None")
+        return function(vars(thing)["__init__"]).removesuffix(" -> None")
     if "__dataclass_fields__" not in vars(thing) and not hasattr(thing, "_fields"):
         return ""
     fields = [x for x in tree(thing).body if isinstance(x, ast.AnnAssign)]
