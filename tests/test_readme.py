@@ -73,9 +73,20 @@ def test_the_librarys_example_designs_a_behavior_policy_and_estimates_every_poli
 
 
 def test_the_saved_policies_of_the_example_are_the_modules():
-    _, code = blocks(TEXTS["docs/howto/policies.md"], "python")
+    *_, code = blocks(TEXTS["docs/howto/policies.md"], "python")
     _, printed = run(code)
     assert float(printed[0]) < 1e-6
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's exporter uses what torch deprecates
+def test_the_exported_network_of_the_example_is_the_network(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    _, code, _ = blocks(TEXTS["docs/howto/policies.md"], "python")
+    names, printed = run(code)
+    assert printed[-1] == "('policy',) (1, 5, 2)"
+    obs = np.random.default_rng(0).standard_normal((7, 4)).astype(np.float32)
+    logits = names["network"](names["torch"].from_numpy(obs))
+    np.testing.assert_allclose(names["policies"].probs(obs, 0)[0], logits.softmax(-1).detach(), atol=1e-6)
 
 
 def test_the_pooled_example_plans_and_combines_two_stages():
