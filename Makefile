@@ -64,6 +64,11 @@ apart: .venv/ready
 coverage: .venv/ready
 	$(BIN)/python -m tasks.coverage
 
+.PHONY: docs  # which is a folder as well
+docs: .venv/ready
+	$(BIN)/mkdocs build --strict --quiet
+	@echo "docs: open site/index.html"
+
 cluster: .venv/ready
 	$(BIN)/python -m flows.cluster
 
@@ -73,7 +78,7 @@ check: .venv/ready
 setup: .venv/ready
 
 clean:
-	rm -rf .venv .coverage .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info
+	rm -rf .venv site .coverage .mypy_cache .pytest_cache .ruff_cache .hypothesis build *.egg-info
 
 # Pages are opened in a real browser by their tests, which skip where there is none (and fail where CI is true).
 .venv/browser: .venv/ready

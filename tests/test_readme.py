@@ -16,10 +16,12 @@ from manyfold import cli
 from tasks import studies, study
 
 ROOT = Path(__file__).parents[1]
-PAGES = {str(path.relative_to(ROOT)): path for path in (*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md")))}
+PAGES = {str(path.relative_to(ROOT)): path for path in (*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/**/*.md")))}
 TEXTS = {name: path.read_text() for name, path in PAGES.items()}
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+PICTURE = re.compile(r"!\[.*?\]\(([^)\s]+)\)")
 STUDIES = studies.names()
+STAGES = tuple(yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"])
 
 
 def blocks(text, language):
@@ -71,9 +73,20 @@ def test_the_librarys_example_designs_a_behavior_policy_and_estimates_every_poli
 
 
 def test_the_saved_policies_of_the_example_are_the_modules():
-    _, _, code, *_ = blocks(TEXTS["docs/library.md"], "python")
+    *_, code = blocks(TEXTS["docs/howto/policies.md"], "python")
     _, printed = run(code)
     assert float(printed[0]) < 1e-6
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's exporter uses what torch deprecates
+def test_the_exported_network_of_the_example_is_the_network(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    _, code, _ = blocks(TEXTS["docs/howto/policies.md"], "python")
+    names, printed = run(code)
+    assert printed[-1] == "('policy',) (1, 5, 2)"
+    obs = np.random.default_rng(0).standard_normal((7, 4)).astype(np.float32)
+    logits = names["network"](names["torch"].from_numpy(obs))
+    np.testing.assert_allclose(names["policies"].probs(obs, 0)[0], logits.softmax(-1).detach(), atol=1e-6)
 
 
 def test_the_pooled_example_plans_and_combines_two_stages():
@@ -91,12 +104,42 @@ def test_the_exact_example_estimates_every_policy():
     assert (np.abs(found.mean - exact.values(mdp, names["policies"])) < 4 * found.standard_error).all()
 
 
-def test_no_other_page_has_an_example_that_nobody_runs():
-    assert [name for name in TEXTS if blocks(TEXTS[name], "python")] == [
-        "README.md",
-        "docs/evaluate.md",
-        "docs/library.md",
-    ]
+def test_the_example_of_logged_data_fits_a_q_and_uses_it():
+    (code,) = blocks(TEXTS["docs/howto/data.md"], "python")
+    _, printed = run(code)
+    assert printed[0].startswith("2,500 rows")
+    assert printed[1] == "Pendulum-v1: 3 policies, stochastic; pooled evaluation"
+
+
+@pytest.mark.parametrize(
+    ("page", "first", "best"),
+    [
+        ("environments", "Room: 2 policies, stochastic; pooled evaluation", "sharp"),
+        ("policies", "CartPole-v1: 2 policies, stochastic; pooled evaluation", "rule"),
+        ("robot", "Robot: 2 policies, stochastic; pooled evaluation", "new"),
+        ("densities", "Pendulum-v1: 3 policies, greedy; plain returns from common starts", "weak"),
+    ],
+)
+def test_the_examples_of_the_how_to_pages_end_with_a_table(page, first, best):
+    code, *_ = blocks(TEXTS[f"docs/howto/{page}.md"], "python")
+    _, printed = run(code)
+    assert printed[0] == first
+    assert printed[2].startswith(f"{best} ")
+
+
+def test_the_coins_of_the_explanation_print_what_it_says():
+    (code,), (said,) = (blocks(TEXTS["docs/explain/sharing.md"], language) for language in ("python", "text"))
+    names, printed = run(code)
+    assert printed == said.splitlines()
+    assert names["mixture"].max() <= 3 + 1e-12
+    np.testing.assert_allclose((names["mixture"] / 3).sum(0), 1)  # every episode is divided
+
+
+def test_every_page_with_an_example_is_known_to_these_tests():
+    own = [f"docs/howto/{name}.md" for name in ("data", "densities", "environments", "policies", "robot")]
+    theirs = ["docs/tutorial.md", "docs/evaluate.md"]  # run by tests/test_tutorial.py, where there are checkpoints
+    known = {"README.md", "docs/library.md", "docs/explain/sharing.md", *own, *theirs}
+    assert {name for name in TEXTS if blocks(TEXTS[name], "python")} == known
 
 
 def test_the_study_in_the_docs_is_one_that_can_be_read(tmp_path):
@@ -193,10 +236,34 @@ def test_links_and_pictures_are_there(name):
             assert anchor in anchors(target.read_text()), link
 
 
-def test_every_page_is_linked_from_the_readme():
-    linked = set(LINK.findall(TEXTS["README.md"]))
-    assert {name for name in PAGES if name != "README.md"} <= linked
-    assert len([picture for text in TEXTS.values() for picture in re.findall(r"!\[.*?\]\(", text)]) >= 8
+def test_every_page_is_linked_from_the_readme_or_the_home_page():
+    linked = {(PAGES[page].parent / link).resolve() for page in ("README.md", "docs/index.md") for link in links(page)}
+    assert set(PAGES.values()) <= {*linked, ROOT / "README.md"}
+    assert len([picture for text in TEXTS.values() for picture in PICTURE.findall(text)]) >= 8
+
+
+def links(page):
+    return [link.partition("#")[0] for link in LINK.findall(prose(TEXTS[page])) if "://" not in link]
+
+
+MAKERS = {  # of the pictures in each folder of data/, and of MLflow's own
+    "accuracy": "python -m tasks.accuracy",
+    "apart": "make apart|python -m tasks.apart",
+    "calibrate": "make\\s+calibrate",
+    "coverage": "make coverage",
+    "door": "python -m benchmarks.growth",
+    "report": "make report|dvc repro behavior@",
+    "docs": "make ui",
+}
+
+
+def test_every_picture_is_made_by_a_command_that_its_page_names():
+    for page, text in TEXTS.items():
+        for link in PICTURE.findall(text):
+            path = (PAGES[page].parent / link).resolve().relative_to(ROOT)
+            folder = path.parts[1 if path.parts[0] == "data" else 0]
+            assert folder in MAKERS, f"{link} of {page}: add the command that makes it to MAKERS"
+            assert re.search(MAKERS[folder], text), (page, link)
 
 
 def is_module(name):
@@ -204,13 +271,6 @@ def is_module(name):
         return importlib.util.find_spec(name) is not None
     except ModuleNotFoundError:
         return False
-
-
-def test_the_example_of_logged_data_fits_a_q_and_uses_it():
-    _, code = blocks(TEXTS["docs/evaluate.md"], "python")
-    _, printed = run(code)
-    assert printed[0].startswith("2,500 rows")
-    assert printed[1] == "Pendulum-v1: 3 policies, stochastic; pooled evaluation"
 
 
 def test_the_commands_of_the_docs_are_taken_by_the_command():
@@ -230,7 +290,7 @@ def test_commands_have_modules_studies_and_make_targets(name):
     text = re.sub(r"^\| `[^|]*\|", "|", TEXTS[name], flags=re.MULTILINE) if name == "CHANGELOG.md" else TEXTS[name]
     for module in re.findall(r"python -m\s+([\w.]*\w)", text):
         assert is_module(module), module
-    for asked in re.findall(r"(?:--study|-p study=|@)\s*([a-z][\w-]+)", text):
+    for asked in re.findall(rf"(?:--study |-p study=|\b(?:{'|'.join(STAGES)})@)\s*([a-z][\w-]+)", text):
         assert asked in (*STUDIES, "cartpole"), asked  # which docs/pipeline.md adds
     assert not re.search(
         r"python -m (tasks|flows)\S* [^`\n]*--env\b|flows\.(targets|offline|q|q_hat|behavior|evaluate|report)\b", text

@@ -5,6 +5,7 @@ With W_t the prefix balance weights, d = q - b, and E over the mixture of all lo
     n Var = Var(v_0(S_0)) + sum_t E[W_t^2 nu_t] + sum_t (E[W_t^2 d_t^2] - E[W_{t-1}^2 (sum_a pi d)^2]),
 
 since the return is a sum of martingale differences. The bounds follow from W_t <= 1 / alpha_k.
+docs/explain/proof.md has the proof, step by step.
 """
 
 from typing import NamedTuple
@@ -24,6 +25,7 @@ class Enumerated(NamedTuple):
     """Every episode that some target can run, R of them."""
 
     weight: np.ndarray  # its probability under the mixture, [R]
+    logger: np.ndarray  # who ran it, [R]
     states: np.ndarray  # [R, T]
     actions: np.ndarray  # [R, T]
     w: np.ndarray  # W_t, [K, R, T]
@@ -45,7 +47,7 @@ def enumerate_all(mdp, pi, shares, b):
     log_w, log_j = pooled.log_weights(log_pi, log_pi, alpha)
     given = [(b[:, t, states, actions], (pi * b).sum(-1)[:, t, states])]
     found = pooled.columns(mdp.rewards[states, actions], log_w, log_j, logger, np.arange(len(pi)), alpha, given)
-    return Enumerated(weight, states, actions, np.exp(log_w), found)
+    return Enumerated(weight, logger, states, actions, np.exp(log_w), found)
 
 
 def variance_of(x, mdp, pi):
@@ -126,12 +128,39 @@ CORNERS = (
 )
 
 
+def check_steps(mdp, pi, shares, b):
+    """The other lines of the proof, by the numbers of its steps."""
+    x, truth = enumerate_all(mdp, pi, shares, b), exact.values(mdp, pi)
+    size = 1e-9 * (1 + np.abs(b).max() + np.abs(exact.action_values(mdp, pi)).max()) ** 2 / shares.min()
+    robust = x.found.whole + x.found.decisions + x.found.baselines[0, 0]
+    np.testing.assert_allclose(robust @ x.weight, truth, atol=size)  # 4: unbiased
+    for t in range(mdp.horizon):  # 3: given the past and S_t, the mean of W_t is W_{t-1}
+        past = np.concatenate([x.states[:, : t + 1], x.actions[:, :t]], 1)
+        _, same = np.unique(past, axis=0, return_inverse=True)
+        before = x.w[..., t - 1] if t else np.ones_like(x.w[..., 0])
+        for now, earlier in zip(x.w[..., t], before, strict=True):
+            sums = (np.bincount(same.ravel(), x.weight * w) for w in (now, earlier))
+            np.testing.assert_allclose(*sums, atol=size)
+    mean, inside = 0, 0  # 7: turns are at least as good as draws from the mixture
+    for j, share in enumerate(shares):
+        p = np.where(x.logger == j, x.weight, 0) / share
+        mean, inside = mean + share * (robust @ p), inside + share * ((robust**2) @ p - (robust @ p) ** 2)
+    np.testing.assert_allclose(mean, truth, atol=size)
+    assert (inside <= ((robust - truth[:, None]) ** 2) @ x.weight + size).all()
+    controlled = x.found.whole - truth[:, None] * (x.w[..., -1] - 1)  # 9: W G - J (W - 1)
+    np.testing.assert_allclose(controlled @ x.weight, truth, atol=size)
+    on_policy = exact.estimator_variances(mdp, pi)["on_policy"] / len(pi)
+    assert (((controlled - truth[:, None]) ** 2) @ x.weight <= on_policy / shares + size).all()
+
+
 @pytest.mark.parametrize("name", CORNERS)
 @pytest.mark.parametrize("error", [0.0, 1.0, 30.0])
 def test_the_theorem_holds_on_every_corner(name, error):
     mdp, pi, shares = corner(name)
     q = exact.action_values(mdp, pi)
-    check(mdp, pi, shares, q + error * np.random.default_rng(1).standard_normal(q.shape))
+    b = q + error * np.random.default_rng(1).standard_normal(q.shape)
+    check(mdp, pi, shares, b)
+    check_steps(mdp, pi, shares, b)
 
 
 @given(cases(max_states=2, max_actions=2, max_horizon=3, max_policies=3), st.sampled_from([0.0, 0.3, 10.0]))
@@ -139,7 +168,9 @@ def test_the_theorem_holds_on_random_sets(case, error):
     mdp, pi, rng = case
     q = exact.action_values(mdp, pi)
     shares = rng.dirichlet(np.ones(len(pi))) * 0.9 + 0.1 / len(pi)
-    check(mdp, pi, shares, q + error * rng.standard_normal(q.shape))
+    b = q + error * rng.standard_normal(q.shape)
+    check(mdp, pi, shares, b)
+    check_steps(mdp, pi, shares, b)
 
 
 @given(cases(max_states=2, max_actions=3, max_horizon=2, max_policies=3), st.floats(0, 2))
