@@ -132,7 +132,8 @@ class Experiment:
         """
         from mlflow.entities import Metric, Param
 
-        name, said = about.get("environment"), {"git_commit": commit(Path.cwd()), **(tags or {})}
+        said = {"git_commit": commit(Path.cwd()), **(tags or {})}
+        name = said.get("mlflow.runName", about.get("environment"))
         run = str(self.client.create_run(self.id, run_name=name, tags=said).info.run_id)
         try:
             metrics = [Metric(*one[:2], 0, one.step) for one in measured(result, spent)]

@@ -125,7 +125,7 @@ def of_study(args: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
         source = str(targets.get("source"))
         if source.endswith(".py") or list(ROOT.joinpath(source).glob("*.safetensors")):
             raise ValueError(f"{args.study} has its policies from {source}, expected --policies: a folder to watch")
-        patterns = [str(ROOT / source)]
+        patterns = [os.path.relpath(ROOT / source)]
     options = {name: targets[name] for name in OPTIONS if name in targets}
     return {"environment": section.get("environment"), **options}, patterns
 

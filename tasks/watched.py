@@ -185,8 +185,9 @@ def record(
     """A run of its own, and a point in the study's series, of which it is a child; the run's id."""
     try:
         series = experiment.series(f"{study}, watched")
-        tags = {"mlflow.parentRunId": series, "evaluation": str(number), "study": study}
+        tags = {"mlflow.parentRunId": series, "evaluation": str(number)}
         experiment.drop(tags)  # what a killed one has left
+        tags |= {"mlflow.runName": f"evaluation {number}", "study": study}
         made = experiment.log(result, about, spent, page, tags)
         experiment.go_on(series, number, result, spent)
         experiment.client.log_artifact(series, str(page))

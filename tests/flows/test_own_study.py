@@ -118,6 +118,23 @@ def test_a_deployment_runs_it_and_mlflow_shows_it(own):
     parent = next(run for run in runs if "mlflow.parentRunId" not in run.data.tags)
     assert parent.data.params["evaluate.match"] == "45"
     assert {"p_best.ppo_128_steps", "half_width.ppo_128_steps"} <= parent.data.metrics.keys()
+    columns = {
+        "value",
+        "low",
+        "high",
+        "p_best",
+        "half_width",
+        "may_be_best",
+        "policies",
+        "episodes",
+        "steps",
+        "seconds",
+    }
+    assert columns <= parent.data.metrics.keys()  # under the same names for every study
+    assert parent.data.metrics["policies"] == 3
+    assert parent.data.metrics["seconds"] == sum(parent.data.metrics[f"seconds.{stage}"] for stage in STAGES)
+    assert parent.data.params["leads"] in {f"ppo_{steps}_steps" for steps in (128, 256, 384)}
+    assert "CartPole-v1" in parent.data.params["environment"]
     children = [run for run in runs if run.data.tags.get("mlflow.parentRunId") == parent.info.run_id]
     relative = json.loads(own.metrics(NAME))["relative_variance"]
     assert {run.data.tags["estimator"]: run.data.metrics["relative_variance"] for run in children} == relative

@@ -114,7 +114,7 @@ def test_a_ranking_over_time_from_old_episodes_first(folder, look, trained):
     for number, found in (("1", first), ("2", second)):
         run = children[number]
         assert run.info.run_id == found["mlflow_run"]
-        assert run.info.status == "FINISHED"
+        assert (run.info.status, run.info.run_name) == ("FINISHED", f"evaluation {number}")
         assert run.data.metrics["value"] == found["policies"][0]["value"]
         assert run.data.metrics["episodes.run"] == found["episodes.run"]
         assert run.data.params["leads"] == found["policies"][0]["name"]
