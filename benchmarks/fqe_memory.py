@@ -64,11 +64,12 @@ def fit(path: Path) -> int:
     """One pass of fitted evaluation over the training rows."""
     import torch
 
-    from manyfold.fqe.engine import engine as fqe
+    from manyfold.fqe import engine as fqe
 
     torch.set_num_threads(1)
     data = Transitions(path)
-    config = fqe.Config(batch=BATCH, updates_per_step=int(0.9 * data.rows) // BATCH // 10)
+    updates = int(0.9 * data.rows) // BATCH // 10
+    config = fqe.Config(batch=BATCH, updates_per_step=updates, most_updates=10 * updates, patience=10**6)
     table = np.full((POLICIES, 10, CELLS, 4), 0.25, dtype=np.float32)
     fqe.fit(
         data,

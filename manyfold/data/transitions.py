@@ -8,11 +8,11 @@ Memory stays bounded as data grows: whole row groups, in random order, pass thro
 """
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -163,12 +163,12 @@ class Transitions:
         if self.rows <= self.pool_rows:
             kept = self._all(part)
             order = rng.permutation(len(kept.t))
-            shuffled = _take(kept, order)
+            rows = _take(kept, order)
             for start in range(0, len(order), size):
-                yield order[start : start + size], _rows(shuffled, start, start + size)
+                yield order[start : start + size], _rows(rows, start, start + size)
             return
         most = self.pool_rows + max(group.rows for group in self._groups) + size
-        pool, shuffled = self._room(most), self._room(most)  # once: new memory for every pool would cost a third more
+        pool, shuffled = self._room(most), self._room(most)  # once for all pools
         filled = fresh = 0
         order, groups = np.empty(0, dtype=np.int64), rng.permutation(len(self._groups))
         for i, number in enumerate(groups.tolist()):
@@ -214,10 +214,10 @@ class Transitions:
             self._kept[part] = Batch._make(np.concatenate(x) for x in zip(*parts, strict=True))
         return self._kept[part]
 
-    def _room(self, rows: int) -> Batch:
-        """For so many rows."""
+    def _room(self, rows: int) -> list[NDArray[Any]]:
+        """Of a batch of so many rows."""
         state = (rows, self.about.width)
-        return Batch(
+        return [
             np.empty(rows, np.int16),
             np.empty(state, np.float32),
             np.empty(rows, np.int16),
@@ -225,7 +225,7 @@ class Transitions:
             np.empty(state, np.float32),
             np.empty(rows, np.bool_),
             np.empty(rows, np.bool_),
-        )
+        ]
 
     def _read(self, group: RowGroup, part: Part) -> Batch:
         """One row group, checked."""
@@ -322,6 +322,6 @@ def _take(batch: Batch, rows: NDArray[np.int64]) -> Batch:
     return Batch._make(x.take(rows, axis=0) for x in batch)
 
 
-def _rows(batch: Batch, first: int, last: int) -> Batch:
+def _rows(batch: Iterable[NDArray[Any]], first: int, last: int) -> Batch:
     """Copied: what is computed of them must not depend on where they lie."""
     return Batch._make(x[first:last].copy() for x in batch)

@@ -14,7 +14,8 @@ from torch import nn
 import manyfold as mf
 from benchmarks import newcomers
 from manyfold import exact
-from manyfold.data.store import Row, Store, save
+from manyfold.data.episode_files import Row, save
+from manyfold.data.store import Store
 from manyfold.envs import Finite, GymnasiumEnvironment
 from manyfold.estimate import collecting, stopping, stored
 from manyfold.estimate.stored import Stored, identities

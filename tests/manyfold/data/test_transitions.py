@@ -75,7 +75,7 @@ def test_the_same_generator_gives_the_same_batches(tmp_path):
 
 
 def test_batches_are_those_of_the_definition(tmp_path, monkeypatch):
-    """Row groups in random order until a pool is full; what was left over and the pool, shuffled; then the next pool."""
+    """Row groups in random order until a pool is full, shuffled together with what the last one left over."""
     monkeypatch.setattr(transitions, "ROW_GROUP", 50)
     data = Transitions(write(tmp_path / "a.parquet"), ABOUT, pool_rows=120)
     rng = np.random.default_rng(4)
