@@ -21,7 +21,7 @@ from manyfold.data.transitions import ROW_GROUP, About, Batch, Transitions, Writ
 from manyfold.streams import stream
 
 ABOUT = About("benchmark", 10, 4, 1, 0)
-CELLS, BATCH, POLICIES = 100, 16_384, 2
+CELLS, BATCH, POLICIES, FITTED = 100, 16_384, 2, 10_000_000
 
 
 def generate(path: Path, rows: int) -> None:
@@ -61,14 +61,14 @@ def read(path: Path) -> int:
 
 
 def fit(path: Path) -> int:
-    """One pass of fitted evaluation over the training rows."""
+    """Fitted evaluation of some 10 million training rows: a pass, or a part of one."""
     import torch
 
     from manyfold.fqe import engine as fqe
 
     torch.set_num_threads(1)
     data = Transitions(path)
-    updates = int(0.9 * data.rows) // BATCH // 10
+    updates = int(0.9 * min(data.rows, FITTED)) // BATCH // 10
     config = fqe.Config(batch=BATCH, updates_per_step=updates, most_updates=10 * updates, patience=10**6)
     table = np.full((POLICIES, 10, CELLS, 4), 0.25, dtype=np.float32)
     fqe.fit(

@@ -118,6 +118,7 @@ def read(folder: Path, episodes: int) -> str:
 def estimate(folder: Path, episodes: int) -> str:
     start = time.process_time()
     found = mf.evaluate(world(), drifters(), episodes, store=folder)
+    assert str(found)  # diagnoses and decisions as well
     said = _said(found.episodes, start)
     plain = np.array([(x.mean(), x.var() / len(x)) for x in found.own_returns])
     off = np.abs(found.mean - plain[:, 0]) / np.sqrt(plain[:, 1] + found.standard_error**2)

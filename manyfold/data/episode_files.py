@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from manyfold.arrays import Array, Ints
+from manyfold.arrays import Array, Bools, Ints
 from manyfold.files import atomic
 
 VERSION = 1
@@ -41,6 +41,27 @@ class Index(NamedTuple):
     number: Ints  # [n]
     steps: Ints  # [n]
     groups: Ints  # the first row of each row group, [G]
+
+
+class Contents(NamedTuple):
+    """N episodes that count, by policy and number, and where they are."""
+
+    files: tuple[Path, ...]
+    groups: tuple[Ints, ...]  # of each file's `Index`
+    policy: Ints  # [N]
+    number: Ints  # [N]
+    steps: Ints  # [N]
+    file: Ints  # [N]
+    row: Ints  # [N]
+
+    @property
+    def keys(self) -> Ints:
+        """(policy, number) as one number, increasing; `[N]`."""
+        return (self.policy.astype(np.int64) << 40) + self.number
+
+    def chosen(self, which: Bools | Ints) -> "Contents":
+        """Some of them."""
+        return self._replace(**{name: getattr(self, name)[which] for name in self._fields[2:]})
 
 
 def save(folder: Path, plan: str, rows: Sequence[Row]) -> None:

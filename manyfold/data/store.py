@@ -18,20 +18,21 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import Any, NamedTuple, TextIO, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from manyfold.arrays import Array, Bools, Ints
-from manyfold.data.episode_files import VERSION, Index, index_of, merge, mergeable, read_rows, version_of
+from manyfold.arrays import Array, Ints
+from manyfold.data.episode_files import VERSION, Contents, Index, index_of, merge, mergeable, read_rows, version_of
 from manyfold.draws import Seeds, seeds_of
 from manyfold.envs.base import Environment
 from manyfold.files import atomic_folder, write_json
 
+T = TypeVar("T")
 AGAIN = 20  # looks at the folder at most, while others merge files
 FILES = "[!.]*.parquet"  # without those that are being written
 
@@ -46,27 +47,6 @@ class Logged(NamedTuple):
     log_prob: Array  # of the action under the policy that took it, [M]
     lengths: Ints  # [N]
     who: list[str]  # the id of the policy that ran each, [N]
-
-
-class Contents(NamedTuple):
-    """N episodes that count, by policy and number, and where they are."""
-
-    files: tuple[Path, ...]
-    groups: tuple[Ints, ...]  # of each file's `Index`
-    policy: Ints  # [N]
-    number: Ints  # [N]
-    steps: Ints  # [N]
-    file: Ints  # [N]
-    row: Ints  # [N]
-
-    @property
-    def keys(self) -> Ints:
-        """(policy, number) as one number, increasing; `[N]`."""
-        return (self.policy.astype(np.int64) << 40) + self.number
-
-    def chosen(self, which: Bools | Ints) -> "Contents":
-        """Some of them."""
-        return self._replace(**{name: getattr(self, name)[which] for name in self._fields[2:]})
 
 
 @dataclass(frozen=True)
@@ -222,7 +202,12 @@ class Store:
                 fcntl.flock(mine, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 return  # somebody else does
-            while parts := mergeable({file: len(self._index(file).number) for file in self._finished()}):
+            while True:
+                with self._lock():
+                    files = self._finished()
+                parts = mergeable({file: len(self._index(file).number) for file in files})
+                if not parts:
+                    return
                 part = self.folder / "episodes" / f".{uuid.uuid4().hex[:12]}.merged"
                 merge(parts, part)
                 with self._lock():
@@ -234,15 +219,25 @@ class Store:
 
     def counts(self) -> dict[str, int]:
         """How many episodes of each policy count."""
-        policies = sorted({id for file in self._finished() for id in self._index(file).policies})
-        many = np.bincount(self.contents(policies).policy, minlength=len(policies))
-        return {id: n for id, n in zip(policies, many.tolist(), strict=True) if n}
+
+        def look() -> dict[str, int]:
+            with self._lock():
+                files = self._finished()
+            policies = sorted({id for file in files for id in self._index(file).policies})
+            many = np.bincount(self._contents(policies).policy, minlength=len(policies))
+            return {id: n for id, n in zip(policies, many.tolist(), strict=True) if n}
+
+        return self._again(look)
 
     def contents(self, policies: Sequence[str]) -> Contents:
         """The episodes of these policies that count; of two of the same number one, as a kill may leave both."""
+        return self._again(lambda: self._contents(policies))
+
+    def _again(self, look: Callable[[], T]) -> T:
+        """Until no file was merged into another one while we looked."""
         for _ in range(AGAIN):
-            with contextlib.suppress(FileNotFoundError):  # merged in between
-                return self._contents(policies)
+            with contextlib.suppress(FileNotFoundError):
+                return look()
         raise ValueError(f"{self.folder}: files came and went {AGAIN} times; is another program at work there?")
 
     def _contents(self, policies: Sequence[str]) -> Contents:
