@@ -18,23 +18,23 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import Any, NamedTuple, TextIO, TypeVar
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from manyfold.arrays import Array, Ints
+from manyfold.data.episode_files import VERSION, Contents, Index, index_of, merge, mergeable, read_rows, version_of
 from manyfold.draws import Seeds, seeds_of
 from manyfold.envs.base import Environment
-from manyfold.files import atomic, atomic_folder, sha256, write_json
+from manyfold.files import atomic_folder, sha256, write_json
 
-VERSION = 1
-KINDS = {np.dtype(x).name: pa.from_numpy_dtype(np.dtype(x)) for x in ("float32", "float64", "int64")}
+T = TypeVar("T")
+AGAIN = 20  # looks at the folder at most, while others merge files
+FILES = "[!.]*.parquet"  # without those that are being written
 
 
 class Logged(NamedTuple):
@@ -47,18 +47,6 @@ class Logged(NamedTuple):
     log_prob: Array  # of the action under the policy that took it, [M]
     lengths: Ints  # [N]
     who: list[str]  # the id of the policy that ran each, [N]
-
-
-class Row(NamedTuple):
-    """One episode to be written."""
-
-    policy: str
-    number: int
-    seed: int
-    states: NDArray[Any]
-    actions: NDArray[Any]
-    rewards: Array
-    log_prob: Array
 
 
 @dataclass(frozen=True)
@@ -81,6 +69,7 @@ class Store:
 
     def __init__(self, folder: str | Path, env: Environment) -> None:
         self.folder, self.env = Path(folder), env
+        self._indices: dict[Path, tuple[tuple[Path, int, int], Index]] = {}
         about = {
             "format": "manyfold-store",
             "version": VERSION,
@@ -150,7 +139,7 @@ class Store:
     def plan(self, counts: dict[str, int], seed: int) -> Plan:
         """Gives out the numbers of the next episodes of each policy."""
         with self._lock():
-            taken = self._numbers()
+            taken = self._next()
             first = {policy: taken.get(policy, 0) for policy, many in counts.items() if many}
             id = uuid.uuid4().hex[:12]
             path = self.folder / "plans" / f"{id}.json"
@@ -191,90 +180,157 @@ class Store:
                 except ValueError:
                     file.close()
                     raise
-                there = {row for part in self._parts(plan.id) for row in _index(part)}
+                found = [self._index(part) for part in self._parts(plan.id)]
+                there = {(x.policies[i], n) for x in found for i, n in zip(x.policy, x.number.tolist(), strict=True)}
                 yield plan, [episode for episode in plan.episodes() if episode not in there]
 
     def finish(self, plan: Plan) -> None:
         """All episodes of the plan are there: from now on they count; its files become one."""
         parts = self._parts(plan.id)
         if len(parts) > 1:
-            with atomic(self.folder / "episodes" / f"{plan.id}.parquet") as whole:
-                schema = pq.read_schema(parts[0])
-                with pq.ParquetWriter(whole, schema, compression="zstd", write_page_checksum=True) as writer:
-                    for part in parts:
-                        writer.write_table(pq.read_table(part))
-        (self.folder / "plans" / f"{plan.id}.json").unlink(missing_ok=True)
+            merge(parts, self.folder / "episodes" / f"{plan.id}.parquet")
+        with self._lock():
+            (self.folder / "plans" / f"{plan.id}.json").unlink(missing_ok=True)
+            for part in parts if len(parts) > 1 else ():
+                if part.stem != plan.id:
+                    part.unlink(missing_ok=True)
         plan.file.close()
-        for part in parts if len(parts) > 1 else ():
-            if part.stem != plan.id:
-                part.unlink(missing_ok=True)
+        self._merge()
+
+    def _merge(self) -> None:
+        """Small files become one: thousands would take long to open. Killed before they go, each episode counts once.
+
+        Files come and go under the lock, so that nobody who lists them sees neither the old nor the new.
+        """
+        with (self.folder / "merging").open("w") as mine:
+            try:
+                fcntl.flock(mine, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                return  # somebody else does
+            while True:
+                with self._lock():
+                    files = self._finished()
+                parts = mergeable({file: len(self._index(file).number) for file in files})
+                if not parts:
+                    return
+                part = self.folder / "episodes" / f".{uuid.uuid4().hex[:12]}.merged"
+                merge(parts, part)
+                with self._lock():
+                    part.rename(part.with_name(f"{part.stem[1:]}.parquet"))
+                    for old in parts:
+                        old.unlink()
 
     # --- episodes ---
 
     def counts(self) -> dict[str, int]:
         """How many episodes of each policy count."""
-        out: dict[str, int] = {}
-        for policy, _ in sorted({episode for file in self._finished() for episode in _index(file)}):
-            out[policy] = out.get(policy, 0) + 1
-        return out
 
-    def read(self, policies: Sequence[str]) -> Logged | None:
-        """All episodes that these policies ran, and that count; None if there are none."""
-        tables = [table for file in self._finished() if (table := _read(file)) is not None]
-        if not tables:
-            return None
-        table = pa.concat_tables(tables).combine_chunks()
-        who, number = table["policy"].to_pylist(), table["number"].to_pylist()
-        order = {id: i for i, id in enumerate(dict.fromkeys(policies))}
-        first: dict[tuple[str, int], int] = {}
-        for i, (policy, n) in enumerate(zip(who, number, strict=True)):
-            if policy in order:
-                first.setdefault((policy, n), i)  # a file and what it was made of may both be there after a kill
-        rows = [i for _, i in sorted(first.items(), key=lambda item: (order[item[0][0]], item[0][1]))]
-        if not rows:
-            return None
-        taken = table.take(pa.array(rows))
-        lengths = np.asarray(taken["steps"].to_numpy(), dtype=np.int64)
-        steps = int(lengths.sum())
+        def look() -> dict[str, int]:
+            with self._lock():
+                files = self._finished()
+            policies = sorted({id for file in files for id in self._index(file).policies})
+            many = np.bincount(self._contents(policies).policy, minlength=len(policies))
+            return {id: n for id, n in zip(policies, many.tolist(), strict=True) if n}
 
-        def column(name: str) -> NDArray[Any]:
-            flat = taken[name].combine_chunks().flatten().to_numpy(zero_copy_only=False)
-            return flat if len(flat) == steps else flat.reshape(steps, -1)
+        return self._again(look)
 
-        states, actions = column("states"), column("actions")
-        wide = states.reshape(steps, -1)
-        if wide.shape[1] != self.env.width:
-            raise ValueError(f"{self.folder}: states of {wide.shape[1]} numbers, expected {self.env.width}")
-        t = np.arange(steps) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-        if self.env.action_space.shape and actions.ndim == 1:
-            actions = actions[:, None]
-        return Logged(wide, t, actions, column("rewards"), column("log_prob"), lengths, [who[i] for i in rows])
+    def contents(self, policies: Sequence[str]) -> Contents:
+        """The episodes of these policies that count; of two of the same number one, as a kill may leave both."""
+        return self._again(lambda: self._contents(policies))
+
+    def _again(self, look: Callable[[], T]) -> T:
+        """Until no file was merged into another one while we looked."""
+        for _ in range(AGAIN):
+            with contextlib.suppress(FileNotFoundError):
+                return look()
+        raise ValueError(f"{self.folder}: files came and went {AGAIN} times; is another program at work there?")
+
+    def _contents(self, policies: Sequence[str]) -> Contents:
+        with self._lock():
+            files = self._finished()
+        code = {id: i for i, id in reversed(list(enumerate(policies)))}  # of two that are the same, the first
+        parts, groups = list[tuple[NDArray[Any], ...]](), list[Ints]()
+        for i, file in enumerate(files):
+            found = self._index(file)
+            groups.append(found.groups)
+            policy = np.array([code.get(id, -1) for id in found.policies], dtype=np.int32)[found.policy]
+            rows = np.flatnonzero(policy >= 0)
+            parts.append((policy[rows], found.number[rows], found.steps[rows], np.full(len(rows), i, np.int32), rows))
+        columns = [np.concatenate(x) for x in zip(*parts, strict=True)] if parts else [np.empty(0, np.int64)] * 5
+        every = Contents(tuple(files), tuple(groups), *columns)
+        return every.chosen(np.unique(every.keys, return_index=True)[1])
+
+    def read(self, policies: Sequence[str], known: Contents | None = None, log_prob: bool = True) -> Logged | None:
+        """Episodes that these policies ran, and that count; None if there are none.
+
+        Args:
+            known: those to read, of `contents(policies)`; all of them if left out.
+        """
+        wanted = self.contents(policies) if known is None else known
+        for _ in range(AGAIN):
+            if not len(wanted.number):
+                return None
+            with contextlib.suppress(FileNotFoundError):
+                return self._read(policies, wanted, log_prob)
+            now = self.contents(policies)  # files were merged
+            places = np.minimum(np.searchsorted(now.keys, wanted.keys), len(now.keys) - 1)
+            if not len(places) or (now.keys[places] != wanted.keys).any():
+                raise ValueError(
+                    f"{self.folder}: episodes are gone that were there, expected that nobody removes files"
+                )
+            wanted = now.chosen(places)
+        raise ValueError(f"{self.folder}: files came and went {AGAIN} times; is another program at work there?")
+
+    def _read(self, policies: Sequence[str], wanted: Contents, log_prob: bool) -> Logged:
+        names = ["states", "actions", "rewards", *(["log_prob"] if log_prob else [])]
+        order = np.lexsort((wanted.row, wanted.file))
+        file = wanted.file[order]
+        parts = []
+        for i in np.unique(file).tolist():
+            rows = wanted.row[order[np.searchsorted(file, i) : np.searchsorted(file, i, side="right")]]
+            parts.append(read_rows(wanted.files[i], rows, wanted.groups[i], names))
+        found = np.concatenate([lengths for lengths, _ in parts]).astype(np.int64)
+        places = np.argsort(order)  # of each wanted episode among those found
+        lengths = found[places]
+        t = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        step = np.repeat((np.cumsum(found) - found)[places], lengths) + t
+        columns = [np.concatenate(x).take(step, axis=0) for x in zip(*(every for _, every in parts), strict=True)]
+        states, actions, rewards = columns[:3]
+        if states.shape[1] != self.env.width:
+            raise ValueError(f"{self.folder}: states of {states.shape[1]} numbers, expected {self.env.width}")
+        if not self.env.action_space.shape:
+            actions = actions[:, 0]
+        logs = columns[3][:, 0] if log_prob else np.empty(0)
+        return Logged(states, t, actions, rewards[:, 0], logs, lengths, [policies[i] for i in wanted.policy.tolist()])
 
     def _finished(self) -> list[Path]:
-        running = self._running()
-        every = self._parts("")
-        running |= self._running()  # one may have begun, and another ended, while the files were listed
+        running = {path.stem for path in (self.folder / "plans").glob("*.json")}
+        every = sorted((self.folder / "episodes").glob(FILES))
         return [path for path in every if path.stem.split("-")[0] not in running]
 
-    def _running(self) -> set[str]:
-        return {path.stem for path in (self.folder / "plans").glob("*.json")}
-
     def _parts(self, plan: str) -> list[Path]:
-        """The files of a plan; not those that are being written, or were when somebody was killed."""
-        found = (self.folder / "episodes").glob(f"{plan}*.parquet")
-        return sorted(path for path in found if not path.name.startswith("."))
+        return sorted((self.folder / "episodes").glob(f"{plan}*.parquet"))
 
-    def _numbers(self) -> dict[str, int]:
+    def _index(self, file: Path) -> Index:
+        """Read once, as long as the file is the same."""
+        version = version_of(file)
+        if file not in self._indices or self._indices[file][0] != version:
+            self._indices[file] = version, index_of(file)
+        return self._indices[file][1]
+
+    def _next(self) -> dict[str, int]:
         """The next free number of each policy."""
         out: dict[str, int] = {}
-        for path in (self.folder / "plans").glob("*.json"):  # first: of one that ends meanwhile, the files are there
-            with contextlib.suppress(FileNotFoundError):
-                _, first, count = _planned(path)
-                for policy, many in count.items():
-                    out[policy] = max(out.get(policy, 0), first[policy] + many)
-        for file in self._parts(""):
-            for policy, number in _index(file):
+        for file in (self.folder / "episodes").glob(FILES):
+            found = self._index(file)
+            last = np.full(len(found.policies), -1, dtype=np.int64)
+            np.maximum.at(last, found.policy, found.number)
+            for policy, number in zip(found.policies, last.tolist(), strict=True):
                 out[policy] = max(out.get(policy, 0), number + 1)
+        for path in (self.folder / "plans").glob("*.json"):
+            _, first, count = _planned(path)
+            for policy, many in count.items():
+                out[policy] = max(out.get(policy, 0), first[policy] + many)
         return out
 
     @contextlib.contextmanager
@@ -284,33 +340,9 @@ class Store:
             yield
 
 
-def save(folder: Path, plan: str, rows: Sequence[Row]) -> None:
-    """Keeps episodes of a plan, in a file of their own."""
-    with atomic(folder / "episodes" / f"{plan}-{uuid.uuid4().hex[:12]}.parquet") as part:
-        pq.write_table(_table(rows), part, compression="zstd", write_page_checksum=True)
-
-
 def _said(space: Any) -> str:
     """A space in words, whatever its numbers print like."""
     return " ".join(str(space).split())
-
-
-def _table(rows: Sequence[Row]) -> pa.Table:
-    def lists(name: str) -> pa.ListArray:
-        parts = [np.ravel(getattr(row, name)) for row in rows]
-        kind = np.result_type(*parts)
-        kind = kind if kind.name in KINDS else np.dtype(np.int64 if kind.kind in "iub" else np.float64)
-        ends = np.cumsum([0, *(len(part) for part in parts)])
-        return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), pa.array(np.concatenate(parts).astype(kind)))
-
-    columns = {
-        "policy": pa.array([row.policy for row in rows]),
-        "number": pa.array([row.number for row in rows], pa.int64()),
-        "seed": pa.array([row.seed for row in rows], pa.uint64()),
-        "steps": pa.array([len(row.rewards) for row in rows], pa.int64()),
-        **{name: lists(name) for name in ("states", "actions", "rewards", "log_prob")},
-    }
-    return pa.table(columns, metadata={"format": "manyfold-episodes", "version": str(VERSION)})
 
 
 def _planned(path: Path) -> tuple[int, dict[str, int], dict[str, int]]:
@@ -323,20 +355,3 @@ def _planned(path: Path) -> tuple[int, dict[str, int], dict[str, int]]:
         return int(said["seed"]), numbers[0], numbers[1]
     except (ValueError, KeyError, TypeError, AttributeError):
         raise ValueError(f"{path}: not readable, expected a plan of episodes; was it edited? Remove it") from None
-
-
-def _index(file: Path) -> list[tuple[str, int]]:
-    table = _read(file, ["policy", "number"])
-    return [] if table is None else list(zip(table["policy"].to_pylist(), table["number"].to_pylist(), strict=True))
-
-
-def _read(file: Path, columns: list[str] | None = None) -> pa.Table | None:
-    """None of a part that has just become one with its plan's others, in a file that was there before it went."""
-    try:
-        return pq.read_table(file, columns=columns, page_checksum_verification=True)
-    except (OSError, ValueError, KeyError, pa.ArrowException) as error:
-        if not file.exists():
-            return None
-        raise ValueError(
-            f"{file}: not readable ({' '.join(str(error).split()):.80}), expected episodes; was it damaged? Remove it"
-        ) from None

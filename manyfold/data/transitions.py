@@ -8,11 +8,11 @@ Memory stays bounded as data grows: whole row groups, in random order, pass thro
 """
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -126,10 +126,11 @@ class Transitions:
         self.about = expected or _about(files[0])
         self.pool_rows = pool_rows
         self._groups: list[RowGroup] = []
+        self._metadata: dict[Path, pq.FileMetaData] = {}  # read once: it says where each of many row groups begins
         self.rows = 0
         for file in files:
             _check_file(file, self.about)
-            metadata = _open(file).metadata
+            metadata = self._metadata[file] = _open(file).metadata
             for i in range(metadata.num_row_groups):
                 count = metadata.row_group(i).num_rows
                 self._groups.append(RowGroup(file, i, self.rows, count))
@@ -159,23 +160,39 @@ class Transitions:
         """The same batches with the numbers that their rows have in `whole(part)`, where there is one."""
         if size < 1:
             raise ValueError(f"size is {size}, expected at least 1 row a batch")
-        left: Batch | None = None
-        order = np.empty(0, dtype=np.int64)
-        for pool in self._pools(rng, part):
-            whole = pool if left is None else _join([left, pool])
-            order = rng.permutation(len(whole.t))
-            ends = len(order) // size * size
-            for start in range(0, ends, size):
-                rows = order[start : start + size]
-                yield rows, _take(whole, rows)
-            order = order[ends:]
-            left = _take(whole, order)
-        if left is not None and len(left.t):
-            yield order, left
+        if self.rows <= self.pool_rows:
+            kept = self._all(part)
+            order = rng.permutation(len(kept.t))
+            rows = _take(kept, order)
+            for start in range(0, len(order), size):
+                yield order[start : start + size], _rows(rows, start, start + size)
+            return
+        most = self.pool_rows + max(group.rows for group in self._groups) + size
+        pool, shuffled = self._room(most), self._room(most)  # once for all pools
+        filled = fresh = 0
+        order, groups = np.empty(0, dtype=np.int64), rng.permutation(len(self._groups))
+        for i, number in enumerate(groups.tolist()):
+            read = self._read(self._groups[number], part)
+            first, filled, fresh = filled, filled + len(read.t), fresh + len(read.t)
+            for x, y in zip(pool, read, strict=True):
+                x[first:filled] = y
+            if fresh >= self.pool_rows or i == len(groups) - 1:
+                order = rng.permutation(filled)
+                for x, y in zip(pool, shuffled, strict=True):
+                    x.take(order, axis=0, out=y[:filled], mode="clip")  # raising needs a buffer
+                ends = filled // size * size
+                for start in range(0, ends, size):
+                    yield order[start : start + size], _rows(shuffled, start, start + size)
+                order = order[ends:]
+                for x, y in zip(pool, shuffled, strict=True):
+                    x[: filled - ends] = y[ends:filled]
+                filled, fresh = filled - ends, 0
+        if filled:
+            yield order, _rows(pool, 0, filled)
 
     def whole(self, part: Part = "all") -> Batch | None:
         """All rows, if they are few enough to be held in memory."""
-        return next(self._pools(np.random.default_rng(0), part)) if self.rows <= self.pool_rows else None
+        return self._all(part) if self.rows <= self.pool_rows else None
 
     def initial_states(self, most: int) -> NDArray[np.float32]:
         """States of rows with t = 0, up to `most` of them; `[N, width]`."""
@@ -190,28 +207,32 @@ class Transitions:
             raise ValueError(f"{self._groups[0].file}: no row with t = 0, expected some: episodes start there")
         return states
 
-    def _pools(self, rng: np.random.Generator, part: Part) -> Iterator[Batch]:
-        """Row groups in random order, joined until they fill a pool."""
-        if self.rows <= self.pool_rows:
-            if part not in self._kept:
-                self._kept[part] = _join([self._read(group, part) for group in self._groups])
-            yield self._kept[part]
-            return
-        parts, count = [], 0
-        for i in rng.permutation(len(self._groups)):
-            parts.append(self._read(self._groups[int(i)], part))
-            count += len(parts[-1].t)
-            if count >= self.pool_rows:
-                yield _join(parts)
-                parts, count = [], 0
-        if parts:
-            yield _join(parts)
+    def _all(self, part: Part) -> Batch:
+        """All rows, read once and kept."""
+        if part not in self._kept:
+            parts = [self._read(group, part) for group in self._groups]
+            self._kept[part] = Batch._make(np.concatenate(x) for x in zip(*parts, strict=True))
+        return self._kept[part]
+
+    def _room(self, rows: int) -> list[NDArray[Any]]:
+        """Of a batch of so many rows."""
+        state = (rows, self.about.width)
+        return [
+            np.empty(rows, np.int16),
+            np.empty(state, np.float32),
+            np.empty(rows, np.int16),
+            np.empty(rows, np.float32),
+            np.empty(state, np.float32),
+            np.empty(rows, np.bool_),
+            np.empty(rows, np.bool_),
+        ]
 
     def _read(self, group: RowGroup, part: Part) -> Batch:
         """One row group, checked."""
         where = f"{group.file}: row group {group.number}"
         try:
-            table = _open(group.file).read_row_group(group.number, columns=list(Batch._fields))
+            file = _open(group.file, self._metadata[group.file])
+            table = file.read_row_group(group.number, columns=list(Batch._fields), use_threads=False)
         except (pa.ArrowException, OSError) as error:
             raise ValueError(f"{where} cannot be read ({_line(error)}); was the file damaged?") from None
         columns = {}
@@ -284,9 +305,9 @@ def _about(file: Path) -> About:
     return About(**values)  # type: ignore[arg-type]
 
 
-def _open(file: Path) -> pq.ParquetFile:
+def _open(file: Path, metadata: pq.FileMetaData | None = None) -> pq.ParquetFile:
     try:
-        return pq.ParquetFile(file, page_checksum_verification=True)
+        return pq.ParquetFile(file, metadata=metadata, page_checksum_verification=True)
     except FileNotFoundError:
         raise ValueError(f"{file}: no such file, expected logged transitions") from None
     except (pa.ArrowException, OSError) as error:
@@ -297,9 +318,10 @@ def _line(error: BaseException) -> str:
     return " ".join(str(error).split())
 
 
-def _join(parts: list[Batch]) -> Batch:
-    return parts[0] if len(parts) == 1 else Batch._make(np.concatenate(x) for x in zip(*parts, strict=True))
-
-
 def _take(batch: Batch, rows: NDArray[np.int64]) -> Batch:
-    return Batch._make(x[rows] for x in batch)
+    return Batch._make(x.take(rows, axis=0) for x in batch)
+
+
+def _rows(batch: Iterable[NDArray[Any]], first: int, last: int) -> Batch:
+    """Copied: what is computed of them must not depend on where they lie."""
+    return Batch._make(x[first:last].copy() for x in batch)

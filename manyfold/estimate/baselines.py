@@ -126,6 +126,12 @@ def features(states: NDArray[Any], t: NDArray[Any], horizon: int, scale: Scale, 
     return np.concatenate([one, z, z[:, i] * z[:, j], bent], 1, dtype=np.float32)
 
 
+def bytes_of(width: int, horizon: int, n_states: int, actions: int) -> int:
+    """What the regressions hold of an episode for each policy, whatever its length."""
+    size = features(np.zeros((1, width)), np.zeros(1), horizon, Scale((0.0,) * width, (1.0,) * width), n_states).size
+    return 4 * (min(horizon, CLASSES) + size + actions * min(size, ACTION_FEATURES // actions))
+
+
 def steps_of(t: Ints, horizon: int) -> Floats:
     """One number for each class of steps, `[M, classes]`."""
     classes = min(horizon, CLASSES)

@@ -34,7 +34,7 @@ class Estimate:
     names: tuple[str, ...]
     values: Array  # [K, N]
     logger: Ints  # who ran each episode, [N]
-    fold: Ints  # episodes whose values were made by the same coefficients, [N]
+    fold: Ints  # a logger's episodes whose values were made by the same coefficients, [N]
     own_returns: tuple[Array, ...]  # of the policy's own episodes, one array for each policy
     log_weights: Array  # log W_T, [K, N]
     start_covariance: Array  # what other starts than the episodes' own add to the covariance of the means, [K, K]
@@ -187,6 +187,7 @@ def pool(
     q: ActionValues | None = None,
     policies: PolicySet | None = None,
     starts: ArrayLike | None = None,
+    folds: int = pooled.FOLDS,
 ) -> Estimate:
     """Pooled evaluation of all targets from all episodes.
 
@@ -194,9 +195,10 @@ def pool(
         q: of all targets, fitted on other data; a baseline beside those that the episodes themselves give.
         policies: the targets; needed with q and starts only.
         starts: first observations from elsewhere, `[m, width]`, of the same distribution as the episodes' own.
+        folds: at most; of few episodes there are fewer.
     """
     n, m = len(episodes.lengths), 0 if starts is None else len(np.asarray(starts))
-    fold, folds = pooled.folds_of(episodes.logger)
+    fold, folds = pooled.folds_of(episodes.logger, folds)
     found, log_w, start_values = _columns(episodes, fold, folds, starts, q, policies)
     result = pooled.combine(found, episodes.logger, fold, folds, _starts(len(found.baselines), q is not None))
     extra = np.zeros((len(episodes.names), len(episodes.names)))

@@ -137,18 +137,18 @@ def sample(
         raise ValueError(f"{len(names)} names of {k} policies, expected one each")
     parts, freedom = [], []
     for j in np.unique(who):
-        here, sums, free = who == j, np.zeros((k, k)), 0
+        here, sums, free = np.flatnonzero(who == j), np.zeros((k, k)), 0
         for f in np.unique(part[here]):
-            some = x[:, here & (part == f)]
+            some = x[:, here[part[here] == f]]
             if (few := some.shape[1]) > 1:
                 rest = some - some.mean(-1, keepdims=True)
                 sums += rest @ rest.T
                 free += few - 1
         if not free:
             raise ValueError(
-                f"logger {j} has {here.sum()} episodes, expected at least 2 of each fold: one has no variance"
+                f"logger {j} has {len(here)} episodes, expected at least 2 of each fold: one has no variance"
             )
-        parts.append(sums * here.sum() / free / n**2)
+        parts.append(sums * len(here) / free / n**2)
         freedom.append(free)
     called = tuple(str(i) for i in range(k)) if names is None else names
     return Sample(called, x.mean(-1), np.stack(parts), np.array(freedom, dtype=np.float64), n)

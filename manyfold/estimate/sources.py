@@ -10,24 +10,23 @@ from manyfold.arrays import Array, Ints
 from manyfold.data.episodes import Episodes
 from manyfold.draws import Seeds
 from manyfold.envs.base import Environment
-from manyfold.estimate.baselines import ActionValues, predicted, weighted
+from manyfold.estimate.baselines import ActionValues, bytes_of, predicted, weighted
 from manyfold.estimate.collecting import Job, spread, turns
 from manyfold.estimate.evaluation import Estimate, combine, pool
+from manyfold.estimate.parts import HELD, LEAST, LEAST_ROUNDS, Parts, divided, enough, estimated
+from manyfold.estimate.pooled import FOLDS
 from manyfold.estimate.stopping import Part
-from manyfold.estimate.stored import LEAST, Stored, enough
+from manyfold.estimate.stored import Stored
 from manyfold.estimate.workers import Crew, shards
 from manyfold.policies.base import PolicySet
 from manyfold.policies.modules import ChosenPolicySet
-
-HELD = 2**28  # bytes of steps that are pooled together; of more, each such part is an estimate by itself
-LEAST_ROUNDS = 6  # of such a part; of 10 are as good as all together, of 5 have a tenth more variance
 
 
 class Pooling:
     """Rounds for `stopping.until`; the episodes of a segment are pooled anew at each look.
 
     Memory stays bounded: when a segment's steps have become many, they are pooled for the last time, and only each
-    episode's values are kept.
+    episode's values are kept. Of a store, whose policies need not run in turns, all parts are read and pooled anew.
 
     Args:
         rng: gives every episode its seed.
@@ -50,16 +49,18 @@ class Pooling:
         self.crew, self.stored, self.progress = crew or Crew(), stored, progress
         self.job = stored.job if stored else Job(env, policies)
         self.which, self.run, self.closed = np.arange(policies.n_policies), list[Episodes](), list[Estimate]()
-        old = stored.old() if stored else None
-        some = old is not None and np.bincount(old.logger).max() >= LEAST  # otherwise there is nothing to look at yet
-        self.known, self.selective = len(old.lengths) if old is not None and some else 0, stored is not None
-        if old is not None:
-            self.run.append(old)
+        self.known, self.selective, self.growing = 0, stored is not None, stored is not None
+        self.parts: Parts | None = None  # of what is known of a store; None: it is in `run`
+        if stored and len(known := stored.contents.policy):
+            self.known = len(known) if np.bincount(known).max() >= LEAST else 0  # 0: nothing to look at yet
+            self._divide()
+            if not self.parts:
+                self.run.append(stored.episodes(np.arange(len(known))))
 
     def begin(self, which: Ints) -> None:
         if len(which) == len(self.which):
             return  # the first segment, which the old episodes belong to
-        self.which, self.run, self.closed = which, [], []
+        self.which, self.run, self.closed, self.parts, self.growing = which, [], [], None, False
         self.job = Job(self.env, ChosenPolicySet(self.policies, which))
 
     def more(self, rounds: int, focus: Ints | None = None) -> Part:
@@ -87,28 +88,53 @@ class Pooling:
 
     def estimate(self, starts: ArrayLike | None = None) -> Estimate:
         """Of all episodes of the segment."""
-        parts = [*self.closed, *([self._pooled(starts)] if self.run else [])]
+        if self.stored and self.parts:
+            read, logger = self.stored.episodes, self.stored.contents.policy
+
+            def pooled(episodes: Episodes, folds: int) -> Estimate:
+                return self._pooled(episodes, starts, folds)
+
+            return estimated(self.parts, logger, read, pooled, self.progress)
+        parts = [*self.closed, *([self._pooled(enough(self.run[0]), starts)] if self.run else [])]
         return parts[0] if len(parts) == 1 else combine(parts)
 
     def _add(self, counts: Ints) -> None:
         """Runs so many more of each policy; `[K]`."""
         left, total, done = counts.copy(), int(counts.sum()), 0
         while left.any():
-            size = self._size()
-            waves = 1 if self.stored else max(1, -(-int(left.sum()) // size))
+            waves = max(1, -(-int(left.sum()) // self._size()))
             now = -(-left // waves)
 
             def progress(ended: int, before: int = done) -> None:
                 self.progress(f"{before + ended:,} of {total:,} episodes")
 
-            self.run.append(self._execute(now, progress))
+            try:
+                found = self._execute(now, progress)
+            except KeyboardInterrupt:
+                if not done:
+                    raise
+                return  # what was run before stands
             done, left = done + int(now.sum()), left - now
             if self.crew.interrupted:
                 left[:] = 0
-            self.run = [Episodes.join(self.run)]
-            if not self.stored and (left.any() or self._bytes() > HELD):
-                self.closed.append(self._pooled())
+            elif self.growing:
+                self._divide()
+            if self.parts:
+                self.run = []  # the store has them
+                continue
+            self.run = [Episodes.join([*self.run, found])]
+            if not self.growing and (left.any() or self._bytes() > HELD):
+                self.closed.append(self._pooled(enough(self.run[0])))
                 self.run = []
+
+    def _divide(self) -> None:
+        """In as many parts as what is known of the store needs by now."""
+        if self.stored:
+            known, k = self.stored.contents, self.job.policies.n_policies
+            actions = self.policies.head.n_features if self.policies.head else self.policies.n_actions
+            an_episode = k * bytes_of(self.env.width, self.env.horizon, self.policies.n_states, actions)
+            found = divided(known.policy, known.steps, k, self._step_bytes(), an_episode, HELD)
+            self.parts = found if self.parts or len(found.each) > 1 else None
 
     def _execute(self, counts: Ints, progress: Callable[[int], None]) -> Episodes:
         if self.stored:
@@ -117,9 +143,9 @@ class Pooling:
         seeds: Seeds = self.rng.integers(2**64, size=len(who), dtype=np.uint64)
         return self.crew.run(self.job, shards(self.job, who, seeds, self.crew.workers), progress=progress)
 
-    def _pooled(self, starts: ArrayLike | None = None) -> Estimate:
+    def _pooled(self, episodes: Episodes, starts: ArrayLike | None = None, folds: int = FOLDS) -> Estimate:
         q = None if self.q is None else ChosenValues(self.q, self.which)
-        return pool(enough(self.run[0]), q, self.job.policies, starts)
+        return pool(episodes, q, self.job.policies, starts, folds)
 
     def _bytes(self) -> int:
         return sum(self._a_step(part) * part.steps for part in self.run)
@@ -132,12 +158,15 @@ class Pooling:
 
     def _size(self) -> int:
         """Episodes that may be held at once, by what is known of their lengths."""
-        k, j = self.job.policies.n_policies, self.job.loggers.n_policies
-        head = self.policies.head
-        of_actions = 4 * head.n_features if head else 8 * self.policies.n_actions
-        a_step = 8 * (self.env.width + j) + k * of_actions
         length = self.run[-1].steps / len(self.run[-1].lengths) if self.run else self.env.horizon
-        return max(LEAST_ROUNDS * k, int(HELD / (a_step * length)))
+        if self.stored and self.parts:
+            length = float(self.stored.contents.steps.mean())
+        return max(LEAST_ROUNDS * self.job.policies.n_policies, int(HELD / (self._step_bytes() * length)))
+
+    def _step_bytes(self) -> int:
+        """Of a step, as far as it is known before there are any."""
+        k, j, head = self.job.policies.n_policies, self.job.loggers.n_policies, self.policies.head
+        return 8 * (self.env.width + j) + k * (4 * head.n_features if head else 8 * self.policies.n_actions)
 
 
 class ChosenValues(NamedTuple):

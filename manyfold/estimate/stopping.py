@@ -226,7 +226,7 @@ def until(
     steps = sum(part.steps for _, part in everything)
     own = _own_returns(everything, k)
     warnings = _warnings(source.names, everything, own)
-    return Stopped(decision, tuple(looks), total, steps, reason, _winner(everything, k), own, warnings)
+    return Stopped(decision, tuple(looks), total, steps, reason, _winner(everything), own, warnings)
 
 
 def _doubted(part: Part) -> Bools:
@@ -286,13 +286,14 @@ def _joined(names: tuple[str, ...], parts: Sequence[tuple[Ints, Part]]) -> Sampl
     )
 
 
-def _winner(parts: Sequence[tuple[Ints, Part]], k: int) -> Winner:
+def _winner(parts: Sequence[tuple[Ints, Part]]) -> Winner:
     """Among the policies that ran to the end, from all segments."""
-    last, values, loggers, folds = parts[-1][0], [], [], []
-    for i, (which, part) in enumerate(parts):
+    last, values, loggers, folds, first = parts[-1][0], [], [], [], 0
+    for which, part in parts:
         n = part.values.shape[-1]
         values.append(part.values[np.searchsorted(which, last)])
-        loggers.append(i * k + (np.zeros(n, dtype=np.int64) if part.logger is None else part.logger))
+        loggers.append(first + (np.zeros(n, dtype=np.int64) if part.logger is None else part.logger))
+        first = int(loggers[-1].max()) + 1
         folds.append(np.zeros(n, dtype=np.int64) if part.fold is None else part.fold)
     found = ranking.winner(np.concatenate(values, -1), np.concatenate(loggers), np.concatenate(folds))
     return found._replace(policy=int(last[found.policy]))

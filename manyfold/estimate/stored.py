@@ -14,8 +14,9 @@ from pathlib import Path
 import numpy as np
 
 from manyfold.arrays import Ints
+from manyfold.data.episode_files import Row, save
 from manyfold.data.episodes import Episodes
-from manyfold.data.store import Plan, Row, Store, save
+from manyfold.data.store import Plan, Store
 from manyfold.draws import Seeds
 from manyfold.envs.base import Environment
 from manyfold.estimate.collecting import Job, Shard, describe, spread
@@ -28,8 +29,6 @@ from manyfold.policies.loading import together
 from manyfold.policies.mlp import MlpPolicySet
 from manyfold.policies.modules import ChosenPolicySet, JoinedPolicySet, ModulePolicySet, layout
 from manyfold.policies.tabular import TabularPolicySet
-
-LEAST = 4  # episodes of a logger, without which there are no folds to choose by
 
 
 def identities(policies: PolicySet) -> tuple[str, ...]:
@@ -98,6 +97,7 @@ class Stored:
 
     Attributes:
         others: loggers of old episodes that are no targets, None if there are none.
+        contents: the episodes that are known: those that were there at first, and our own; loggers by number.
         notes: what was left out, one line each.
     """
 
@@ -114,8 +114,10 @@ class Stored:
         self.notes: list[str] = []
         self.ids = identities(policies)
         self._keep()
+        self.contents = self.store.contents(())
         self.others, self.other_ids = self._load([id for id in self.store.counts() if id not in self.ids])
         self._finish(progress)
+        self.contents = self.store.contents(self.every)
 
     @property
     def job(self) -> Job:
@@ -137,7 +139,7 @@ class Stored:
 
     def _load(self, ids: Sequence[str]) -> tuple[PolicySet | None, tuple[str, ...]]:
         """Earlier policies that can still be asked."""
-        found, known = [], []
+        found, known, counts = [], [], self.store.counts() if ids else {}
         for id in ids:
             folder, why = self.store.policy(id), "it is no file, and was not given again"
             try:
@@ -151,25 +153,23 @@ class Stored:
                 pass
             except (ValueError, KeyError, TypeError) as error:
                 why = " ".join(str(error).split())
-            many = self.store.counts().get(id, 0)
-            self.notes.append(f"{many} stored episodes of policy {id} are left out: {why:.150}")
+            self.notes.append(f"{counts.get(id, 0)} stored episodes of policy {id} are left out: {why:.150}")
         loaded = fitted(together(found), self.env) if found else None
         if isinstance(loaded, PolicySet) and loaded.head == self.policies.head:
             return loaded, tuple(known)
         return None, ()
 
     def counts(self) -> Ints:
-        """Stored episodes of each target, `[K]`."""
-        there = self.store.counts()
-        return np.array([there.get(id, 0) for id in self.ids], dtype=np.int64)
+        """Known episodes of each target, `[K]`."""
+        many = np.bincount(self.contents.policy, minlength=len(self.every))
+        return np.array([many[self.ids.index(id)] for id in self.ids], dtype=np.int64)
 
-    def old(self) -> Episodes | None:
-        """All episodes that are there, as the present policies see them."""
-        logged = self.store.read(self.every)
-        if logged is None:
-            return None
-        number = {id: i for i, id in reversed(list(enumerate(self.every)))}  # of two that are the same, the first
-        who = np.array([number[id] for id in logged.who], dtype=np.int64)
+    def episodes(self, which: Ints) -> Episodes:
+        """Some of those that are known, as the present policies see them."""
+        known = self.contents.chosen(which)
+        logged = self.store.read(self.every, known, log_prob=False)
+        assert logged is not None
+        who = known.policy.astype(np.int64)
         return describe(self.job, logged.states, logged.t, logged.actions, logged.rewards, logged.lengths, who)
 
     def run(self, job: Job, which: Ints, counts: Ints, progress: Callable[[int], None] = lambda done: None) -> Episodes:
@@ -208,7 +208,17 @@ class Stored:
             plan.file.close()
         else:
             self.store.finish(plan)
+            self._add(plan)
         return found
+
+    def _add(self, plan: Plan) -> None:
+        """To what is known; others' new episodes wait for the next call, so that none comes in between two looks."""
+        now = self.store.contents(self.every)
+        keep = np.isin(now.keys, self.contents.keys)
+        for policy, many in plan.count.items():
+            number = now.number - plan.first[policy]
+            keep |= (now.policy == self.every.index(policy)) & (number >= 0) & (number < many)
+        self.contents = now.chosen(keep)
 
     def _finish(self, progress: Callable[[str], None]) -> None:
         """Episodes that were being run when a process was killed: by their own seeds, so that none is favoured."""
@@ -226,12 +236,3 @@ class Stored:
                 self._execute(plan, self.job, who, missing, lambda done: None)
             else:
                 self.store.finish(plan)
-
-
-def enough(episodes: Episodes) -> Episodes:
-    """Without loggers of too few episodes to be in every fold, unless that leaves nothing."""
-    counts = np.bincount(episodes.logger, minlength=episodes.n_loggers)
-    keep = counts >= LEAST
-    if not keep.any() or keep[episodes.logger].all():
-        return episodes
-    return episodes.chosen(keep[episodes.logger])

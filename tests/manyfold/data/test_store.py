@@ -14,7 +14,9 @@ from torch import nn
 import manyfold as mf
 from benchmarks import newcomers
 from manyfold import exact
-from manyfold.data.store import Row, Store, _index, save
+from manyfold.data import episode_files
+from manyfold.data.episode_files import Row, merge, save
+from manyfold.data.store import Store
 from manyfold.envs import Finite, GymnasiumEnvironment
 from manyfold.estimate import collecting, stopping, stored
 from manyfold.estimate.stored import Stored, identities
@@ -59,6 +61,83 @@ def test_what_is_read_is_what_was_written(tmp_path):
     assert store.read(["a"]).who == ["a", "a"]
     assert store.read(["c"]) is None
     assert len(list((tmp_path / "episodes").iterdir())) == 1  # its files have become one
+
+
+def filled(folder, files=5):
+    """One file of two episodes for each plan."""
+    store = Store(folder, world())
+    for i in range(files):
+        plan = store.plan({"a": 1, "b": 1}, 0)
+        save(folder, plan.id, [row(plan.first["a"], n=1 + i), row(plan.first["b"], "b", 2)])
+        store.finish(plan)
+    return store
+
+
+def test_small_files_become_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(episode_files, "MANY", 4)
+    store = filled(tmp_path, 5)
+    assert len(list((tmp_path / "episodes").iterdir())) == 2
+    found = store.read(["b", "a"])
+    assert found.lengths.tolist() == [2] * 5 + [1, 2, 3, 4, 5]
+    assert found.rewards[-3:].tolist() == [2 / 3, 3 / 3, 4 / 3]
+    assert store.counts() == Store(tmp_path, world()).counts() == {"a": 5, "b": 5}
+    plan = store.plan({"a": 1}, 0)
+    plan.file.close()
+    assert plan.first == {"a": 5}
+
+
+def test_files_that_others_merge_while_they_are_read_are_found_again(tmp_path, monkeypatch):
+    store = filled(tmp_path, 5)
+    known = store.contents(["b", "a"])
+    before = store.read(["b", "a"], known)
+    monkeypatch.setattr(episode_files, "MANY", 4)
+    filled(tmp_path, 1)  # another one, whose end merges all
+    assert len(list((tmp_path / "episodes").iterdir())) == 1
+    after = store.read(["b", "a"], known)
+    for name in ("states", "actions", "rewards", "log_prob", "lengths"):
+        np.testing.assert_array_equal(getattr(after, name), getattr(before, name))
+    assert store.counts() == {"a": 6, "b": 6}
+
+
+def test_killed_between_the_merged_file_and_the_end_of_the_old(tmp_path):
+    """Both are there: every episode counts once, wherever it is read."""
+    store = filled(tmp_path, 3)
+    before, parts = store.read(["a", "b"]), sorted((tmp_path / "episodes").iterdir())
+    merge(parts, tmp_path / "episodes" / "0123456789ab.parquet")
+    assert store.counts() == {"a": 3, "b": 3}
+    np.testing.assert_array_equal(store.read(["a", "b"]).states, before.states)
+    again = store.plan({"a": 1}, 0)
+    assert again.first == {"a": 3}
+    again.file.close()
+
+
+def test_what_somebody_is_writing_is_no_damaged_file(tmp_path):
+    """A file has a name of its own until it is whole; one that was killed leaves it there."""
+    store = filled(tmp_path, 1)
+    (tmp_path / "episodes" / ".4711.0123456789ab-0123.parquet").write_bytes(b"PAR1 half a fi")
+    assert store.counts() == {"a": 1, "b": 1}
+    plan = store.plan({"a": 1}, 0)
+    plan.file.close()
+    assert plan.first == {"a": 1}
+    assert len(store.read(["a"]).lengths) == 1
+
+
+def test_files_that_somebody_removed_are_one_line(tmp_path):
+    store = filled(tmp_path, 3)
+    known = store.contents(["a"])
+    for file in sorted((tmp_path / "episodes").iterdir())[:1]:
+        file.unlink()
+    with pytest.raises(ValueError, match="episodes are gone that were there, expected that nobody removes files"):
+        store.read(["a"], known)
+
+
+def test_some_are_read_in_any_order(tmp_path):
+    store = filled(tmp_path, 5)
+    known = store.contents(["a", "b"])
+    found = store.read(["a", "b"], known.chosen(np.array([7, 0, 3])), log_prob=False)
+    assert found.who == ["b", "a", "a"]
+    assert found.lengths.tolist() == [2, 1, 4]
+    assert found.rewards.tolist() == [0, 1 / 3, 0, 0, 1 / 3, 2 / 3, 3 / 3]
 
 
 def test_numbers_are_given_out_once(tmp_path):
@@ -343,21 +422,26 @@ def test_policies_are_recognised_by_their_numbers():
 SCRIPT = """
 import sys
 import manyfold as mf
-from tests import checkpoints, doors
+from manyfold.data import episode_files
+from tests import doors
 from tests.manyfold.data.test_store import world
 
 if __name__ == "__main__":
-    mf.evaluate(world(), doors.policies(), 900, seed=int(sys.argv[2]), store=sys.argv[1])
+    episode_files.MANY = int(sys.argv[3])
+    for episodes in range(900 // int(sys.argv[4]), 901, 900 // int(sys.argv[4])):
+        mf.evaluate(world(), doors.policies(), episodes, seed=int(sys.argv[2]), store=sys.argv[1])
 """
 
 
-def test_two_processes_write_at_once(tmp_path):
-    """Both run what is missing: no number is given out twice, every file is whole."""
+@pytest.mark.parametrize(("many", "calls"), [(16, 1), (2, 6)])
+def test_two_processes_write_at_once(tmp_path, many, calls):
+    """Both run what is missing: no number is given out twice, every file is whole, also where both merge files."""
     script = tmp_path / "both.py"
     script.write_text(textwrap.dedent(SCRIPT))
     command = [sys.executable, str(script), str(tmp_path / "store")]
     env = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}
-    started = [subprocess.Popen([*command, str(seed)], env=env, cwd=ROOT) for seed in (0, 1)]
+    more = [str(many), str(calls)]
+    started = [subprocess.Popen([*command, str(seed), *more], env=env, cwd=ROOT) for seed in (0, 1)]
     assert [process.wait(timeout=300) for process in started] == [0, 0]
     store = Store(tmp_path / "store", world())
     counts = store.counts()
@@ -365,71 +449,6 @@ def test_two_processes_write_at_once(tmp_path):
     assert all(300 <= many <= 600 for many in counts.values())
     assert len(store.read(list(counts)).lengths) == sum(counts.values())
     assert list((tmp_path / "store" / "plans").iterdir()) == []
-
-
-class Busy(Store):
-    """Something happens just before files are listed, or just after."""
-
-    before = after = staticmethod(lambda: None)
-
-    def _parts(self, plan):
-        self.before()
-        found = super()._parts(plan)
-        self.after()
-        return found
-
-
-def test_a_plan_that_begins_while_files_are_listed_does_not_count(tmp_path):
-    store = Busy(tmp_path, world())
-
-    begun = []
-
-    def begin():
-        store.before = lambda: None
-        begun.append(store.plan({"a": 2}, 0))
-        save(tmp_path, begun[0].id, [row(0)])
-
-    store.before = begin
-    assert store.counts() == {}
-    assert len(begun) == 1
-    begun[0].file.close()
-
-
-def test_a_plan_that_ends_while_files_are_listed_counts_whole_or_not_at_all(tmp_path):
-    store = Busy(tmp_path, world())
-    plan = store.plan({"a": 2}, 0)
-    save(tmp_path, plan.id, [row(0)])
-
-    def end():
-        store.after = lambda: None
-        save(tmp_path, plan.id, [row(1)])
-        store.finish(plan)
-
-    store.after = end
-    assert store.counts() == {}
-    assert store.counts() == {"a": 2}
-
-
-def test_parts_that_become_one_are_not_missed(tmp_path):
-    """Their files go after they were listed, and before they are read."""
-    store = Busy(tmp_path, world())
-    plan = store.plan({"a": 2}, 0)
-    save(tmp_path, plan.id, [row(0)])
-    save(tmp_path, plan.id, [row(1)])
-    listed = store._parts("")
-    store.finish(plan)
-    assert [_index(path) for path in listed] == [[], []]
-    after = store.plan({"a": 1}, 0)
-    assert after.first == {"a": 2}
-    after.file.close()
-
-
-def test_a_file_that_a_kill_cut_off_is_no_episode(tmp_path):
-    """What is being written, or was when somebody was killed, has a name that begins with a dot."""
-    evaluate(tmp_path)
-    (file,) = (tmp_path / "episodes").iterdir()
-    file.with_name(f".17.{file.stem}-ab.parquet").write_bytes(file.read_bytes()[:100])
-    assert evaluate(tmp_path).episodes == 120
 
 
 @pytest.mark.parametrize("said", ["", "{}", "[1]", '{"seed": 0, "first": {"a": 0}, "count": {"b": 1}}'])

@@ -74,6 +74,23 @@ def test_the_same_generator_gives_the_same_batches(tmp_path):
     assert not np.array_equal(first, other)
 
 
+def test_batches_are_those_of_the_definition(tmp_path, monkeypatch):
+    """Row groups in random order until a pool is full, shuffled together with what the last one left over."""
+    monkeypatch.setattr(transitions, "ROW_GROUP", 50)
+    data = Transitions(write(tmp_path / "a.parquet"), ABOUT, pool_rows=120)
+    rng = np.random.default_rng(4)
+    expected, left, pool = [], np.empty(0, dtype=int), []
+    for i in (groups := rng.permutation(20)):
+        pool.append(np.arange(50 * i, 50 * i + 50))
+        if len(pool) == 3 or i == groups[-1]:
+            rows = np.concatenate([left, *pool])
+            rows = rows[rng.permutation(len(rows))]
+            expected += [rows[first : first + 64] for first in range(0, len(rows) // 64 * 64, 64)]
+            left, pool = rows[len(rows) // 64 * 64 :], []
+    found = list(data.batches(64, np.random.default_rng(4)))
+    assert [numbers([batch]).tolist() for batch in found] == [rows.tolist() for rows in [*expected, left]]
+
+
 def test_rows_have_the_numbers_that_they_have_in_the_whole(tmp_path):
     data = Transitions(write(tmp_path / "a.parquet"), ABOUT)
     whole = data.whole("train")
