@@ -34,7 +34,7 @@ from scipy import stats
 
 import manyfold as mf
 from benchmarks.best_of_ten import better
-from benchmarks.door_speed import recorded
+from benchmarks.door_speed import recorded, replayed
 from manyfold import envs
 from manyfold.arrays import Array
 from manyfold.files import write_json
@@ -102,6 +102,11 @@ def truth(id: str, paths: list[Path], folder: Path) -> tuple[Array, Array]:
 
 def theirs(id: str, paths: list[Path], episodes: int, repeat: int, slots: int) -> list[Array]:
     """Returns of `evaluate_policy` for each checkpoint."""
+    return [np.asarray(returns, dtype=np.float64) for returns, _ in played(id, paths, episodes, repeat, slots)]
+
+
+def played(id: str, paths: list[Path], episodes: int, repeat: int, slots: int) -> list[tuple[list[float], list[int]]]:
+    """Returns and lengths of `evaluate_policy`'s episodes for each checkpoint."""
     from stable_baselines3 import PPO
     from stable_baselines3.common.env_util import make_vec_env
     from stable_baselines3.common.evaluation import evaluate_policy
@@ -117,8 +122,8 @@ def theirs(id: str, paths: list[Path], episodes: int, repeat: int, slots: int) -
             world.training = world.norm_reward = False
         model = PPO.load(path, device="cpu")
         torch.manual_seed(seed)
-        returns, _ = evaluate_policy(model, world, episodes // len(paths), False, return_episode_rewards=True)
-        out.append(np.asarray(returns, dtype=np.float64))
+        found: Any = evaluate_policy(model, world, episodes // len(paths), False, return_episode_rewards=True)
+        out.append(found)
         world.close()
     return out
 
@@ -162,10 +167,7 @@ def bare(id: str, paths: list[Path], episodes: int) -> dict[str, float]:
     env = envs.make(id)
     calls, again = recorded(env)
     steps = mf.collect(env, loaded(paths), episodes, stream("evaluate_policy-bare", id)).steps
-    fresh, start = again(), Clock()
-    for number, what, args, kwargs in calls:
-        getattr(fresh[number], what)(*args, **kwargs)
-    return {"steps": steps, **start.passed()}
+    return {"steps": steps, "cpu": replayed(calls, again())}
 
 
 class Clock:

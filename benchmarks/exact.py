@@ -9,8 +9,8 @@ from manyfold.envs import Gridworld
 from manyfold.streams import stream
 
 
-def main() -> None:
-    rows = []
+def main() -> dict[str, float]:
+    rows, out = [], dict[str, float]()
     for m in (10, 30):
         mdp = Gridworld.draw(m, 0).mdp()
         base = stream("benchmark-exact", m).dirichlet([1] * 4, size=(1, m, m * m))
@@ -22,8 +22,10 @@ def main() -> None:
         exact.relative_variances(exact.estimator_variances(mdp, policies, q_hat, q))
         spent = time.perf_counter() - start
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+        out |= {f"Gridworld {m**3:,}, seconds": spent, f"Gridworld {m**3:,}, GiB": peak}
         rows.append((f"Gridworld {m**3:,}", f"{spent:.2f} s", f"{peak:.2f} GiB"))
     show("Exact oracle, K = 10: q, q_hat, mu, all relative variances", ("", "time", "peak memory"), rows)
+    return out
 
 
 if __name__ == "__main__":

@@ -10,7 +10,8 @@ from benchmarks.show import show
 from tests.projects import tiny
 
 
-def main() -> None:
+def main() -> dict[str, float]:
+    out: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder:
         project = tiny(Path(folder) / "project")
         os.environ["PREFECT_HOME"] = str(Path(folder) / "prefect")
@@ -22,6 +23,7 @@ def main() -> None:
             spent = time.perf_counter() - start
             if done.returncode:
                 raise RuntimeError(done.stderr)
+            out[f"{name}, seconds"] = spent
             stages = dict(re.findall(r"(\w+) (\d+) s[,.]", done.stdout.splitlines()[-1].partition(":")[2]))
             rows.append((name, f"{spent:.1f} s", ", ".join(f"{k} {v} s" for k, v in stages.items()) or "-"))
         show(
@@ -29,6 +31,7 @@ def main() -> None:
             ("run", "total", "of which in stages"),
             rows,
         )
+    return out
 
 
 if __name__ == "__main__":

@@ -3,9 +3,12 @@ share of envpool's bare stepping that is left on Hopper while training.
 
 Both sides have as many processes as there are cores, with one torch thread each, and all steps of all processes count.
 Ours divide 30 groups among them; each of Stable-Baselines3's trains its learners one after the other. The sides take
-turns, and of each the fastest round counts: whatever else the machine does can only slow it.
+turns, and of each the fastest round counts: whatever else the machine does can only slow it. Seconds are CPU time of
+the slowest process, in which other programs hardly count. Where SBX is installed (`pip install sbx-rl "jax<0.7"`: newer
+ones break its tensorflow-probability), it runs, too: compiled before the measurement begins.
 """
 
+import importlib.util
 import multiprocessing
 import os
 import time
@@ -21,7 +24,7 @@ from benchmarks.stable_baselines import make_environment, make_model
 GROUPS = 30
 CORES = len(os.sched_getaffinity(0))
 PARTS = [[int(g) for g in part] for part in np.array_split(np.arange(GROUPS), CORES)]  # the groups of each process
-ROUNDS = 3
+ROUNDS = 2
 UPDATES = {"gridworld-1000": 80, "inverted-pendulum": 3, "hopper": 2}
 PEER_LEARNERS = 2  # one after the other, in each process
 PEER_STEPS = {"gridworld-1000": 10_240, "inverted-pendulum": 4_096, "hopper": 4_096}
@@ -47,9 +50,9 @@ def ours_process(env: str, groups: list[int]) -> tuple[float, dict[str, float]]:
 
     def timed(part: str, f: Callable[..., Any]) -> Callable[..., Any]:
         def wrapper(*arguments: Any) -> Any:
-            start = time.perf_counter()
+            start = time.process_time()
             result = f(*arguments)
-            seconds[part] += time.perf_counter() - start
+            seconds[part] += time.process_time() - start
             return result
 
         return wrapper
@@ -70,10 +73,10 @@ def ours_process(env: str, groups: list[int]) -> tuple[float, dict[str, float]]:
     learner._rollout = timed("rollout", learner._rollout)  # type: ignore[method-assign]
     learner._epoch = timed("learning", learner._epoch)  # type: ignore[method-assign]
     ready.wait()
-    start = time.perf_counter()
+    start = time.process_time()
     while learner.update < 1 + UPDATES[env]:
         learner.run_segment(1 + UPDATES[env], [set()] * len(groups), lambda *_: None, lambda: None)
-    return time.perf_counter() - start, seconds
+    return time.process_time() - start, seconds
 
 
 def at_once(work: Callable[[str, list[int]], Result], env: str, parts: list[list[int]]) -> list[Result]:
@@ -102,25 +105,39 @@ def ours(env: str) -> tuple[float, dict[str, float]]:
     return GROUPS * targets.config(make_environment(env)).batch * UPDATES[env] / seconds, shares
 
 
-def peer_process(env: str, seeds: list[int]) -> tuple[float, int]:
+def sbx_process(env: str, seeds: list[int]) -> tuple[float, int]:
+    """The same of SBX's; JAX takes as many threads as it may use cores, so it gets one."""
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[seeds[0] // PEER_LEARNERS % len(cores)]})
+    return peer_process(env, seeds, "sbx")
+
+
+def peer_process(env: str, seeds: list[int], library: str = "stable_baselines3") -> tuple[float, int]:
     """Seconds and steps of one process that trains Stable-Baselines3's learners one after the other."""
     import torch
 
     torch.set_num_threads(1)
-    make_model(env, 0, PEER_STEPS[env]).learn(1)  # warm-up: one rollout and its update
-    models = [make_model(env, seed, PEER_STEPS[env]) for seed in seeds]
-    ready.wait()
-    start = time.perf_counter()
+    models = [make_model(env, seed, PEER_STEPS[env], library) for seed in seeds]
     for model in models:
-        model.learn(PEER_STEPS[env])
-    return time.perf_counter() - start, sum(model.num_timesteps for model in models)
+        model.learn(1)  # warm-up: one rollout and its update; SBX compiles each model's own
+    first = sum(model.num_timesteps for model in models)
+    ready.wait()
+    start = time.process_time()
+    for model in models:
+        model.learn(PEER_STEPS[env], reset_num_timesteps=False)
+    return time.process_time() - start, sum(model.num_timesteps for model in models) - first
 
 
-def peer(env: str) -> float:
+def peer(env: str, work: Callable[[str, list[int]], tuple[float, int]] = peer_process) -> float:
     """Aggregate steps per second of Stable-Baselines3's learners, as many processes as `ours`."""
     seeds = [[process * PEER_LEARNERS + i for i in range(PEER_LEARNERS)] for process in range(CORES)]
-    results = at_once(peer_process, env, seeds)
+    results = at_once(work, env, seeds)
     return sum(steps for _, steps in results) / max(seconds for seconds, _ in results)
+
+
+def sbx(env: str) -> float:
+    """The same of SBX's on Hopper (it compiles for long); 0 elsewhere, and where it is not installed."""
+    return peer(env, sbx_process) if env == "hopper" and importlib.util.find_spec("sbx") else 0.0
 
 
 def bare(env: str) -> float:
@@ -136,8 +153,8 @@ def bare_process(env: str, groups: list[int]) -> float:
     envs.reset()
     actions = [np.stack([envs.action_space.sample() for _ in groups]).astype(np.float64) for _ in range(100)]
     ready.wait()
-    steps, start = 0, time.perf_counter()
-    while (spent := time.perf_counter() - start) < 3:
+    steps, start = 0, time.process_time()
+    while (spent := time.process_time() - start) < 3:
         for a in actions:
             envs.step(a)
         steps += len(groups) * len(actions)
@@ -148,29 +165,37 @@ class Round(NamedTuple):
     """One measurement of every side in an environment."""
 
     peer: float  # steps/s
+    sbx: float  # 0 where there is none
     ours: float
     shares: dict[str, float]
     bare: float
 
 
-def main() -> None:
-    rows: list[tuple[str, ...]] = []
+def main(updates: dict[str, int] = UPDATES) -> dict[str, float]:
+    rows, out = list[tuple[str, ...]](), dict[str, float]()
     profile: list[tuple[str, ...]] = []
     each = f"{CORES} processes of 1 thread"
-    rounds = [{env: Round(peer(env), *ours(env), bare(env)) for env in UPDATES} for _ in range(ROUNDS)]
-    for env in UPDATES:
+    rounds = [{env: Round(peer(env), sbx(env), *ours(env), bare(env)) for env in updates} for _ in range(ROUNDS)]
+    for env in updates:
         found = [every[env] for every in rounds]
-        slow, limit = max(x.peer for x in found), max(x.bare for x in found)
+        slow, limit, jax = (max(getattr(x, side) for x in found) for side in ("peer", "bare", "sbx"))
         best = max(found, key=lambda x: x.ours)
         rate = best.ours
         rows.append((f"{env}: Stable-Baselines3, {each}, learner by learner", f"{slow:,.0f}", "1.0"))
         rows.append((f"{env}: manyfold, {each}, {GROUPS} groups at once", f"{rate:,.0f}", f"{rate / slow:.1f}"))
+        out[f"{env}, times Stable-Baselines3"] = rate / slow
+        if jax:
+            out[f"{env}, times SBX"] = rate / jax
+            rows.append((f"{env}: SBX, {each}, learner by learner", f"{jax:,.0f}", f"{jax / slow:.1f}"))
         if limit:
+            out[f"{env}, share of envpool"] = rate / limit
             rows.append((f"{env}: envpool's bare stepping, {each}", f"{limit:,.0f}", f"{limit / slow:.1f}"))
         profile.append((env, *(f"{share:.0%}" for share in best.shares.values())))
     show(f"PPO, same hyperparameters, all learners; best of {ROUNDS} rounds", ("", "steps/s", "ratio"), rows)
     show("Where manyfold's time goes", ("", "physics", "policy and bookkeeping", "learning", "rest"), profile)
-    print(f"Hopper keeps {rate / limit:.0%} of envpool's bare stepping while training.")  # the last of UPDATES
+    if "hopper" in updates:
+        print(f"Hopper keeps {out['hopper, share of envpool']:.0%} of envpool's bare stepping while training.")
+    return out
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ def trained(robot: str) -> Drawn:
     return drawn
 
 
-def asked_for(about: str, default: tuple[str, ...]) -> list[str]:
+def asked_for(about: str, default: tuple[str, ...]) -> tuple[str, ...]:
     """The robots that were named, or `default`; another name is one line and exit code 2."""
     parser = argparse.ArgumentParser(description=about)
     parser.add_argument("robots", nargs="*", metavar="robot", help=f"of {', '.join(ROBOTS)}")
@@ -28,4 +28,4 @@ def asked_for(about: str, default: tuple[str, ...]) -> list[str]:
     for robot in robots:
         if robot not in ROBOTS:
             parser.exit(2, f"{robot!r}: no robot, expected some of {', '.join(ROBOTS)}\n")
-    return robots or list(default)
+    return tuple(robots) or default

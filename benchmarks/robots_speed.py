@@ -100,9 +100,9 @@ def theirs(logging: FittedLogging, asked: list[Any]) -> Any:
     return now() - start
 
 
-def main(robots: list[str]) -> None:
+def main(robots: tuple[str, ...] = ("hopper",)) -> dict[str, float]:
     torch.set_num_threads(1)
-    rows = []
+    rows, out = [], dict[str, float]()
     for robot in robots:
         logging = make(robot)
         found = []
@@ -110,10 +110,12 @@ def main(robots: list[str]) -> None:
             seconds, steps, waiting, asked = ours(logging)
             found.append((steps / seconds, steps / theirs(logging, asked)))
         (mine, mine_cpu), (bare, bare_cpu) = np.max(found, 0)
+        out |= {f"{robot}, share of envpool": mine / bare, f"{robot}, share of envpool's CPU time": mine_cpu / bare_cpu}
         shares = (f"{mine / bare:.0%}", f"{mine_cpu / bare_cpu:.0%}")
         rows.append((robot, f"{steps / EPISODES:.0f}", f"{bare:,.0f}", f"{mine:,.0f}", *shares, f"{waiting:.1%}"))
     header = ("", "steps/episode", "envpool alone, steps/s", "manyfold, steps/s", "share", "of CPU time", "waiting")
     show(f"{EPISODES:,} episodes of mu, K = {RULE.policies}, {BinnedMujoco.slots} slots, one thread", header, rows)
+    return out
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from manyfold.arrays import Array, Bools, Ints, check_distributions, check_number, check_shape
 from manyfold.draws import Draws, Seeds
-from manyfold.envs.base import Environment, Finite, Seedable
+from manyfold.envs.base import Closable, Environment, Finite, Seedable
 from manyfold.mdp import FiniteMDP
 from manyfold.policies.base import PolicySet, sample_actions
 from manyfold.policies.tabular import TabularPolicySet
@@ -146,6 +146,8 @@ def play(
             obs = running.reset(free)
         going = np.flatnonzero(~running.done)
         if not going.size:
+            if isinstance(running, Closable):
+                running.close()
             return
         active: Any = going if going.size < running.n else slice(None)  # all of them: nothing to pick
         state, t, who = obs[active], running.t[active].copy(), episode[active].copy()

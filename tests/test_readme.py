@@ -167,6 +167,7 @@ def test_the_study_in_the_docs_is_one_that_can_be_read(tmp_path):
         ("robots", "accuracy/hopper.md"),
         ("robots", "apart/hopper.md"),
         ("benchmarks", "door/evaluate_policy.md"),
+        ("benchmarks", "bench/peers.md"),
         ("experiments", "apart/all.md"),
         ("experiments", "coverage/all.md"),
         ("experiments", "coverage/aims.md"),

@@ -44,6 +44,14 @@ class Seedable(Protocol):
         """All that happens in the next episodes of these slots follows from these numbers and the actions."""
 
 
+@runtime_checkable
+class Closable(Protocol):
+    """What `Running` is where the environment's `open` is slow: what it stepped may serve the next one."""
+
+    def close(self) -> None:
+        """Every episode has ended, and none will begin here any more."""
+
+
 class Environment(ABC):
     """One environment with a finite horizon.
 

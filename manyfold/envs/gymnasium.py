@@ -86,10 +86,21 @@ class GymnasiumEnvironment(Environment):
         if not isinstance(self.action_space, KINDS):
             kinds = ", ".join(kind.__name__ for kind in KINDS)
             raise ValueError(f"{self.name}: actions are {self.action_space}, expected one of {kinds}")
+        # Making one takes as long as dozens of steps, so that those of an id whose episodes have all ended serve again.
+        # A factory may draw what it makes, such as masses: each episode gets its own.
+        self.again, self.idle = isinstance(make, str), list[gymnasium.Env[Any, Any]]()
+        weakref.finalize(self, _close, self.idle)
+
+    def __getstate__(self) -> dict[str, Any]:  # for other processes, which keep none after their work
+        return vars(self) | {"again": False, "idle": []}
 
     def open(self, n: int, rng: np.random.Generator) -> "RunningGymnasium":
+        envs: list[gymnasium.Env[Any, Any]] = []
+        with contextlib.suppress(IndexError):  # of an empty list; several threads may take from it
+            while len(envs) < n:
+                envs.append(self.idle.pop())
         try:
-            envs = [self._make() for _ in range(n)]
+            envs += [self._make() for _ in range(n - len(envs))]
         except CRASHES as error:
             raise _crashed(f"{self.name}: making it failed", error) from error
         if len({id(env.unwrapped) for env in envs}) < n:
@@ -181,6 +192,13 @@ class RunningGymnasium:
         self.done = self.done | terminated | truncated
         return self._observe(going, raw), rewards, terminated, truncated
 
+    def close(self) -> None:
+        if self.env.again:
+            self.env.idle += self.envs
+        else:
+            _close(self.envs)
+        self.envs.clear()
+
     def _sent(self, actions: NDArray[Any]) -> Sequence[Any] | NDArray[Any]:
         """Actions as the environment wants them: Discrete spaces may start elsewhere, vectors have a shape."""
         space = self.env.action_space
@@ -195,7 +213,10 @@ class RunningGymnasium:
         self._obs = self._obs.copy()
         if not raw:
             return self._obs
-        x = _flat(raw) if len({np.shape(obs) for obs in raw}) == 1 else np.empty((0, 0))
+        try:
+            x = _flat(raw)
+        except ValueError:  # of several shapes
+            x = np.empty((0, 0))
         if x.shape[1] != self.env.width or not (np.abs(x) < LARGEST).all():
             for slot, obs in zip(slots, raw, strict=True):
                 one = _flat([obs])

@@ -131,6 +131,8 @@ def as_they_end(steps: Iterable[Steps], episodes: int, every: float) -> Iterator
     ended, last = np.zeros(episodes, dtype=np.bool_), time.monotonic()
     for step in steps:
         kept.append(step)
+        if every == np.inf:
+            continue
         ended[step.episode[step.terminated | step.truncated]] = True
         if time.monotonic() - last >= every and ended.any():
             rows = Steps.join(kept)
@@ -164,7 +166,7 @@ def _chooser(job: Job, rng: np.random.Generator | Draws) -> Choose:
         def note(actions: Ints) -> Noted:
             with np.errstate(divide="ignore"):
                 taken = np.log(probs[:, rows, actions])
-            return {"log_probs": taken.T, "probs": np.moveaxis(probs[:k], 0, 1)}
+            return {"log_probs": taken.T, "probs": probs[:k].swapaxes(0, 1)}
 
         return Choice(probs[which, rows], note)
 

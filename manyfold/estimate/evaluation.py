@@ -95,9 +95,17 @@ class Estimate:
         parts, freedom = np.concatenate([found.parts, self.start_covariance[None]]), np.append(found.freedom, np.inf)
         return replace(found, parts=parts, freedom=freedom)
 
+    @cached_property
+    def _decided(self) -> dict[tuple[float, bool], Decision]:
+        """By alpha and `anytime`: the table, its verdict and the page ask for the same one."""
+        return {}
+
     def decide(self, alpha: float | None = None, anytime: bool = False) -> Decision:
         """Who is best, who may be, who can't be told apart; `anytime`: for whoever looks again and again."""
-        return decide(self.sample, self.alpha if alpha is None else alpha, anytime)
+        asked = (self.alpha if alpha is None else alpha, anytime)
+        if asked not in self._decided:
+            self._decided[asked] = decide(self.sample, *asked)
+        return self._decided[asked]
 
     def bounded(self, low: float, high: float, alpha: float = 0.05) -> Interval:
         """Each policy's interval from its own episodes alone, exact for returns between `low` and `high`, `[K]`."""

@@ -14,7 +14,6 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy import optimize
 
 from manyfold.arrays import Array, check_number, check_shape
 from manyfold.data.episodes import Episodes
@@ -44,6 +43,8 @@ def best_shares(
         floor: the smallest share of each logger, `[J]` or one number; their sum is at most 1.
         weights: of the policies in the sum, or by which their variances are compared; 1 if left out, `[K]`.
     """
+    from scipy import optimize  # slow to import, and most evaluations plan nothing
+
     k, j = len(terms), len(ratios)
     low = np.broadcast_to(np.asarray(floor, dtype=np.float64), (j,))
     for x in low:

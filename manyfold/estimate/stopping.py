@@ -18,7 +18,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from manyfold.arrays import Array, Bools, Ints, check_number, check_shape
-from manyfold.envs.base import Environment
+from manyfold.envs.base import Closable, Environment
 from manyfold.estimate import intervals, ranking
 from manyfold.estimate.diagnostics import borrowed, diagnose, hardly_vary, trust
 from manyfold.estimate.intervals import AROUND, Interval, Sample
@@ -380,6 +380,8 @@ def play(
                 steps += int((~running.done).sum())
                 obs, rewards, _, _ = running.step(_actions(act, obs, running.t, env))
                 out[k, first : first + n] += rewards
+            if isinstance(running, Closable):
+                running.close()
             done += n
             progress(done)
     return Played(out, steps)

@@ -1,6 +1,7 @@
 """K policies made of other people's parts: torch modules, plain callables, and sets of different kinds side by side."""
 
 import copy
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from manyfold.arrays import Array, Ints, check_distributions, check_finite, check_number, check_shape
 from manyfold.policies.base import ENDLESS, PolicySet, check_indices, check_steps
-from manyfold.policies.batching import side_by_side
+from manyfold.policies.batching import networks
 from manyfold.policies.heads import Head
 
 
@@ -76,8 +77,8 @@ class ModulePolicySet(PolicySet):
         what = "parameters [K, N, P]" if self.head else "logits [K, N, A]"
         if list(found.shape) != expected:
             raise ValueError(f"the modules gave {list(found.shape)}, expected {what} = {expected}")
-        bad = ~torch.isfinite(found).flatten(1).all(1)
-        if bad.any():
+        finite = math.isfinite(found.sum().item())  # all of them, then; else one is not, or they are too large to sum
+        if not finite and (bad := ~torch.isfinite(found).flatten(1).all(1)).any():
             name = self.names[int(bad.int().argmax())]
             raise ValueError(f"{name} gave NaN or infinity, expected finite {what}; are the observations finite?")
         return found
@@ -237,7 +238,7 @@ def _batched(modules: Sequence[nn.Module], width: int) -> Callable[[Tensor], Ten
     layouts = [layout(module) for module in modules]
     if any(one is None or one != layouts[0] for one in layouts):
         return None
-    every = side_by_side(modules) or _mapped(modules)
+    every = networks(modules) or _mapped(modules)
     try:
         x = torch.linspace(-1, 1, 2 * width).view(2, width)
         with torch.no_grad():

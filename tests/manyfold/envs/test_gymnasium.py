@@ -2,6 +2,7 @@
 
 import sys
 
+import cloudpickle
 import gymnasium
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from gymnasium import spaces
 from manyfold.envs.gymnasium import GymnasiumEnvironment
 from manyfold.policies import CallablePolicySet
 from manyfold.policies.base import sample_actions
-from manyfold.rollout import in_turns, rollout
+from manyfold.rollout import in_turns, play, rollout
 
 
 class Fixed(gymnasium.Env):
@@ -98,6 +99,41 @@ def test_a_rollout_equals_episodes_played_one_at_a_time():
     assert len(set(rows.lengths)) > 2
     for name, column in zip(names, zip(*expected, strict=True), strict=True):
         np.testing.assert_array_equal(getattr(rows, name), np.array(column), err_msg=name)
+
+
+def test_environments_of_an_id_serve_again_with_the_same_bytes(monkeypatch):
+    """Once all episodes have ended; those of a factory, of a crash and of another process are new each time."""
+    monkeypatch.setattr(GymnasiumEnvironment, "slots", 4)
+    coin = CallablePolicySet([lambda obs, t: np.full((len(obs), 2), 0.5)], 2, 4)
+    env, made = GymnasiumEnvironment("CartPole-v1", 30), []
+    plain = env._make
+
+    def make():
+        made.append(plain())
+        return made[-1]
+
+    env._make = make
+
+    def whole(env, seed):
+        (rows,) = rollout(env, in_turns(coin), np.zeros(6, dtype=np.int64), np.random.default_rng(seed), 6)
+        return rows
+
+    first = whole(env, 0)
+    assert len(made) == len(env.idle) == 4
+    assert set(env.idle) == set(made)
+    whole(env, 1)
+    again = whole(env, 0)
+    assert len(made) == 4
+    for name in ("state", "action", "reward", "next_state", "terminated"):
+        np.testing.assert_array_equal(getattr(again, name), getattr(first, name))
+    assert cloudpickle.loads(cloudpickle.dumps(env)).idle == []
+    factory = GymnasiumEnvironment(lambda: gymnasium.make("CartPole-v1"), 30)
+    whole(factory, 0)
+    assert not factory.idle
+    left = play(env, in_turns(coin), np.zeros(6, dtype=np.int64), np.random.default_rng(0))
+    next(left)
+    left.close()  # in the middle of its episodes
+    assert not env.idle
 
 
 def test_the_horizon_is_the_time_limit_unless_given():

@@ -38,6 +38,15 @@ def test_batched_and_looped_give_each_module_alone(networks, batched):
     np.testing.assert_allclose(policies.probs(OBS, 0), alone(networks), atol=1e-12)
 
 
+@pytest.mark.parametrize("hidden", [8, 64])
+@pytest.mark.parametrize("rows", [1, 2, 3, 7])
+def test_a_row_of_batched_networks_is_the_same_to_the_last_bit_whatever_rows_are_beside_it(hidden, rows):
+    """Otherwise an evaluation's last digits would depend on how many workers share its episodes."""
+    policies = modules([sequential(seed, hidden) for seed in range(4)])
+    parts = [policies.probs(OBS[i : i + rows], 0) for i in range(0, len(OBS), rows)]
+    np.testing.assert_array_equal(np.concatenate(parts, 1), policies.probs(OBS, 0))
+
+
 def test_modules_that_differ_in_what_is_no_tensor_are_not_taken_for_one():
     """The same class and weights, another clip: they agree on [-1, 1] and not far away."""
     networks = [Normalised(0, limit=3.5), Normalised(0, limit=20.0)]
