@@ -112,7 +112,10 @@ class Crew:
             futures: dict[Future[Episodes], Shard] = {}
             try:
                 for shard in left:
-                    futures[self.executor.submit(_remote, data, shard)] = shard
+                    try:
+                        futures[self.executor.submit(_remote, data, shard)] = shard
+                    except OSError:  # what Python raises where a process has just died and its pipe is being closed
+                        raise BrokenProcessPool from None
                 for future in as_completed(futures):
                     episodes, shard = future.result(), futures[future]
                     left = [other for other in left if other.number != shard.number]
