@@ -11,6 +11,7 @@ is left alone, it is the best, and that is wrong with probability alpha at most,
 an anytime version.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -146,6 +147,11 @@ class Decision:
         left = [self.names[k] for k in self.order if self.may_be_best[k]]
         more = f" and {len(left) - SHOWN} more" if len(left) > SHOWN else ""
         return f"Not known which is best: {', '.join(left[:SHOWN])}{more} may be, {sure}."
+
+    def trusted(self, warnings: Sequence[str | None]) -> str:
+        """The verdict, and whether it rests on an estimate that is not to be trusted; a warning or none of each."""
+        doubt = self.best is not None and warnings[self.best]
+        return self.verdict + (" That rests on an estimate that is not to be trusted: see below." if doubt else "")
 
     def __str__(self) -> str:
         return "\n".join([aligned(self.rows()), self.verdict])
