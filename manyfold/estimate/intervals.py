@@ -105,7 +105,7 @@ class Sample:
         return self._contrasts(parts, parts.sum(0), np.eye(len(self.names)))
 
     def less(self, first: Ints, second: Ints) -> "Contrasts":
-        """J(i) - J(j) of some pairs `[C]`, i != j; from the covariances alone, as there are many pairs of many policies."""
+        """J(i) - J(j) of some pairs `[C]`, i != j, from the covariances alone: many policies have very many pairs."""
         one, own = np.eye(len(self.names)), np.einsum("jkk->jk", self.parts)
         parts = own[:, first] + own[:, second] - self.parts[:, first, second] - self.parts[:, second, first]
         return self._contrasts(parts, own.sum(0)[first] + own.sum(0)[second], one[first] - one[second])
