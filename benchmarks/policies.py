@@ -6,8 +6,8 @@
 Stable-Baselines3's PPO learns, and a hundred of its policies are kept: near together (about 3,200 training steps, one
 every few gradient steps) or over the whole run. K of them, evenly spread, are evaluated. The unit is what one policy
 costs by itself: cost 1 is as many episodes as on-policy MC needs for the mean variance of the hundred, whatever the
-precision. On-policy MC then costs the sum of its policies, each with as many episodes as it needs; who shares all
-episodes costs what the worst policy does, n Var / that mean.
+precision. On-policy MC then costs the sum of its policies, each with as many episodes as it needs, or, in turns, K
+times the worst policy's; who shares all episodes, run in turns, costs what the worst policy does, n Var / that mean.
 
 Gridworld 1,000: on-policy MC and MPE are exact. MPE and *+ q* have the exact q (and q_hat) or fitted ones, counted from
 1,000 logged episodes. Pooled evaluation is sampled, by what `Estimate.variance` says, averaged over repeats before the
@@ -81,6 +81,7 @@ WORLDS = {
 }
 LABELS = {  # Okabe-Ito: the colour-blind can tell them apart
     "monte carlo": ("on-policy MC", "#000000", "--"),
+    "in turns": ("on-policy MC, in turns", "#000000", ":"),
     "mpe": ("MPE, exact q", "#D55E00", "-"),
     "mpe fitted": ("MPE, fitted q", "#E69F00", "-"),
     "mpe q": ("MPE + exact q", "#CC79A7", "-"),
@@ -235,6 +236,8 @@ def cost(way: str, runs: list[Costs], unit: float) -> float:
     """Of all policies, from all repeats of one training."""
     if way == "monte carlo":
         return float(np.mean([run["own"] for run in runs], 0).sum() / unit)
+    if way == "in turns":
+        return float(len(runs[0]["own"]) * np.mean([run["own"] for run in runs], 0).max() / unit)
     return float(np.mean([run[way] for run in runs], 0).max() / unit)
 
 
@@ -248,7 +251,7 @@ def costs(world: World, spread: str, work: Path) -> dict[str, dict[str, list[flo
     units = [float(np.mean([run["own"] for run in runs[seed, MANY]])) for seed in range(world.seeds)]
     out: dict[str, dict[str, list[float]]] = {}
     for way in LABELS:
-        if way != "monte carlo" and way not in runs[0, MANY][0]:
+        if way not in ("monte carlo", "in turns", *runs[0, MANY][0]):
             continue
         for k in world.sizes:
             each = [cost(way, runs[seed, k], unit) for seed, unit in enumerate(units)]
