@@ -7,13 +7,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from manyfold import policies
+from manyfold.estimate.loggers import logging_of
 from manyfold.estimate.methods import LOGGERS
 from manyfold.estimate.registry import ESTIMATORS
 from manyfold.rollout import Steps
-from tasks import accuracy, accuracy_sampled, evaluate, report, studies
+from tasks import accuracy, accuracy_sampled, evaluate, offline, q, q_hat, report, studies
+from tasks.behavior import design
 from tasks.groups import Group
 from tests.tasks.conftest import ROBOT as STUDY
-from tests.tasks.conftest import changed
+from tests.tasks.conftest import changed, run
 
 ROBOT, PROTOCOL = STUDY.name, evaluate.read_protocol(STUDY)
 
@@ -235,3 +238,24 @@ def test_the_rest_of_the_return_and_a_fit_against_it_by_hand():
     np.testing.assert_allclose(fit.correlation, [1, 1])
     np.testing.assert_allclose(fit.slope, [0.5, 1])
     np.testing.assert_allclose(fit.bias, [5 / np.sqrt(5), 1])
+
+
+def test_with_a_companion_by_its_mean_the_state_is_s_alone(robot_data, tmp_path):
+    """From the logged data to the fits and mu; what is executed is the mean of the group's companion."""
+    study = replace(STUDY, environment={"mujoco": {"robot": "hopper", "companion": "mean"}})
+    shutil.copytree(robot_data / "targets", tmp_path / "targets")
+    for module in (offline, q, q_hat):
+        run(module.STAGE, study, tmp_path)
+    group, appended = Group(study, 0, tmp_path), Group(STUDY, 0, robot_data)
+    (batch,) = group.transitions().batches(10**6, np.random.default_rng(0))
+    assert (batch.state.shape[1], group.environment().width, group.values("q").shape.width) == (11, 11, 11)
+    assert (appended.environment().width, appended.values("q").shape.width) == (13, 13)
+    saved = policies.load(group.folder("targets") / "companion")
+    env = group.environment()
+    expected = saved.outputs(batch.state[:9], 0)[0, :, 1:]
+    for seed in (0, 1):
+        np.testing.assert_array_equal(env.companion(batch.state[:9], np.random.default_rng(seed)), expected)
+    logging = logging_of(env, design(group))
+    for loggers in LOGGERS:
+        (episodes,) = logging.log(loggers, 6, np.random.default_rng(0))
+        assert episodes.target_probs.shape[:2] == (3, 6)
