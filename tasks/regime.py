@@ -35,13 +35,13 @@ from manyfold.policies.mlp import MlpPolicySet
 from manyfold.streams import stream
 from manyfold.tables import Rows, write_table
 from manyfold.train import targets
-from manyfold.train.ppo import Position
+from manyfold.train.ppo import Config, Position
 from manyfold.train.targets import Plan, Rule
 from tasks import commands, offline, q, q_hat, studies
 from tasks import targets as targets_stage
 from tasks.apart import key_of
 from tasks.behavior import design
-from tasks.evaluate import cached
+from tasks.evaluate import cached, rounded
 from tasks.figures import plt, save, style
 from tasks.groups import Group
 from tasks.params import ROOT, parse
@@ -51,7 +51,7 @@ BASELINES = ("odi", "son", "sodi")  # what a choice is judged by; MPE's number m
 FIRST = 1000  # seed of the first group: none of the report's
 STARTS = (1_000, 5_000, 20_000, 100_000)
 RANGE = 4_000  # training steps from which a group's first one is drawn, from the start on
-WIDTHS = (1_500, 2_500, 4_000, 6_000, 8_500, 16_000)
+WIDTHS = (1_500, 2_500, 4_000, 6_000, 8_500, 12_000, 16_000)
 CLOSE = 1.3  # times the paper's number, or one part of that, counts as near
 DRAWS = 2_000  # of the bootstrap
 TIED = 0.1  # share of draws in which a choice that is equally near is at least as near as the nearest
@@ -68,7 +68,7 @@ class Amount:
     updates: int | None = None  # most of a fit; None: the study's own
 
 
-RUNGS = (Amount(2, 6, 400, 3000, 1500), Amount(4, 3, 1000), Amount(10, 3, 1000))
+RUNGS = (Amount(2, 6, 400, 3000, 1500), Amount(4, 3, 1000), Amount(8, 3, 1000))
 
 
 class Choice(NamedTuple):
@@ -128,18 +128,23 @@ def choices_of(study: Study) -> list[Choice]:
 
 def train(study: Study, choices: list[Choice], numbers: list[int], work: Path) -> None:
     """Trains the groups once and keeps every checkpoint that some choice takes."""
-    missing = [number for number in numbers if not (work / group_name(number)).exists()]
-    if not missing:
-        return
-    config, plans = targets.config(make_environment(study, missing[0])), []
-    for number in missing:
+    config, missing, plans = targets.config(make_environment(study, FIRST)), [], []
+    for number in numbers:
         taken: set[Position] = set()
         for plan in (plan_of(choice.of(study, RUNGS[0]), number) for choice in choices):
             taken |= {*plan.targets, plan.companion, *plan.history}
-        inside = tuple(sorted(taken))
-        last = targets.step_of(inside[-1], config)
-        plans.append(Plan((0.0, last), inside, inside[0], (inside[0],)))
-    targets_stage.train(study, missing, plans, work)
+        inside, folder = tuple(sorted(taken)), work / group_name(number)
+        known = policy_sets.load(folder / "targets").names if folder.exists() else ()
+        if not {name_of(position, config) for position in inside} <= set(known):  # as of a wider grid
+            missing.append(number)
+            plans.append(Plan((0.0, targets.step_of(inside[-1], config)), inside, inside[0], (inside[0],)))
+    if missing:
+        targets_stage.train(study, missing, plans, work)
+
+
+def name_of(position: Position, config: Config) -> str:
+    """Of a checkpoint among those of a training."""
+    return f"step {targets.step_of(position, config):g}"
 
 
 def place(study: Study, number: int, work: Path, data: Path) -> Group:
@@ -154,7 +159,7 @@ def place(study: Study, number: int, work: Path, data: Path) -> Group:
     folder = group.folder("targets")
     folder.mkdir(parents=True)
     for name, wanted in (("targets", plan.targets), ("companion", (plan.companion,)), ("history", plan.history)):
-        which = [known.names.index(f"step {targets.step_of(position, config):g}") for position in wanted]
+        which = [known.names.index(name_of(position, config)) for position in wanted]
         known.pick(which).save(folder / name)
     return group
 
@@ -189,11 +194,12 @@ def baselines(group: Group, episodes: int) -> dict[str, Array]:
         found[own] = runs.own_estimates(returns, at)
         found[shared] = runs.pooled_estimates(returns, at, len(returns))
     (values, variance), total = found["on_policy"], {name: one[1].sum() for name, one in found.items()}
+    if not total["on_policy"]:  # every episode had the same return: nothing is left to be compared, or matched
+        return {"apart": np.zeros(1)} | {name: np.full(1, np.inf) for name in BASELINES}
     spread = max(float(values[0].var(ddof=1) - variance.mean() / episodes), 0.0)  # without the estimates' own errors
     error = variance.mean() / group.study.params["evaluate"]["match"]
-    return {"apart": np.array([math.sqrt(spread / error)])} | {
-        name: np.array([total[name] / total["on_policy"]]) for name in BASELINES
-    }
+    relative = {name: np.array([total[name] / total["on_policy"]]) for name in BASELINES}
+    return {"apart": np.array([math.sqrt(spread / error)])} | relative
 
 
 # --- the choice -------------------------------------------------------------------------------------------------------
@@ -236,9 +242,9 @@ class Decision(NamedTuple):
 
 def decide(left: list[Measured], paper: dict[str, float]) -> Decision:
     """The nearest; of those that are equally near, the one whose policies differ most in value."""
-    nearest = int(np.argmin([distance(one.means(), paper) for one in left]))
-    draws = resampled(left, paper)
-    tied = np.flatnonzero((draws <= draws[nearest]).mean(1) >= TIED).tolist()
+    far = np.array([distance(one.means(), paper) for one in left])
+    draws, nearest = resampled(left, paper), int(far.argmin())
+    tied = np.flatnonzero(((draws <= draws[nearest]).mean(1) >= TIED) & (far < np.inf)).tolist() or [nearest]
     chosen = max(tied, key=lambda i: float(left[i].apart.mean()))
     return Decision(chosen, nearest, tied, np.bincount(draws.argmin(0), minlength=len(left)) / DRAWS)
 
@@ -311,19 +317,17 @@ def as_json(study: Study, found: list[Measured]) -> dict[str, Any]:
     """Everything that was measured, and the choice."""
     paper, last = paper_of(study), finalists(found)
     decision = decide(last, paper)
-    every = []
-    for one in found:
-        numbers = {name: [round(float(x), 6) for x in values] for name, values in one.relative.items()}
-        every.append(
-            {
-                **one.choice._asdict(),
-                **asdict(one.amount),
-                "mean": {name: round(x, 6) for name, x in one.means().items()},
-                "distance": round(float(distance(one.means(), paper)), 6),
-                "values_apart": round(float(one.apart.mean()), 6),
-                "by_group": numbers,
-            }
-        )
+    every = [
+        {
+            **one.choice._asdict(),
+            **asdict(one.amount),
+            "mean": {name: rounded(x) for name, x in one.means().items()},
+            "distance": rounded(float(distance(one.means(), paper))),  # null: infinite
+            "values_apart": rounded(one.apart.mean()),
+            "by_group": {name: rounded(x) for name, x in one.relative.items()},
+        }
+        for one in found
+    ]
     chosen = last[decision.chosen]
     return {
         "study": study.name,

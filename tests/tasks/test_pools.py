@@ -1,5 +1,6 @@
 """A chain without exact values on a small data folder: the pool, the runs drawn from it, the truth."""
 
+import functools
 import json
 import shutil
 from dataclasses import replace
@@ -8,15 +9,17 @@ import numpy as np
 import pytest
 
 from manyfold import policies
+from manyfold.estimate import runs, summary
 from manyfold.estimate.loggers import logging_of
 from manyfold.estimate.methods import LOGGERS
 from manyfold.estimate.registry import ESTIMATORS
 from manyfold.rollout import Steps
+from manyfold.streams import stream
 from tasks import accuracy, accuracy_sampled, evaluate, offline, q, q_hat, report, studies
 from tasks.behavior import design
 from tasks.groups import Group
+from tests.tasks.conftest import GRID, changed, run
 from tests.tasks.conftest import ROBOT as STUDY
-from tests.tasks.conftest import changed, run
 
 ROBOT, PROTOCOL = STUDY.name, evaluate.read_protocol(STUDY)
 
@@ -86,6 +89,32 @@ def test_runs_are_drawn_from_the_pool(again):
     assert not np.array_equal(group.estimates[0], group.estimates[1])
 
 
+def test_runs_are_disjoint_where_the_pool_is_large_enough(robot_data):
+    """90 episodes make three runs of 30; 60 make none of three, and runs of 60 overlap."""
+    assert evaluate.run_length(PROTOCOL, 3) == 30
+    assert evaluate.run_length(PROTOCOL._replace(pool=60), 3) == 60
+    assert evaluate.run_length(PROTOCOL._replace(pool=10**6), 3) == PROTOCOL.episodes == 60
+    assert load(robot_data).points[-1] == 30
+    assert json.loads((robot_data / "evaluate" / ROBOT / "metrics.json").read_text())["runs_disjoint"]
+
+
+def test_the_errors_of_relative_variances_are_their_spread_over_pools(data):
+    """Of estimators without heavy tails; on a Gridworld, where pools cost next to nothing."""
+    group = Group(GRID, 0, data)
+    logging = logging_of(group.environment(), design(group))
+    pools = []
+    for i in range(60):
+        log = functools.partial(lambda i, by: next(logging.log(by, 600, stream("pools", by, i))), i)
+        pools.append(runs.logged(log))
+    variances = np.stack([runs.estimates(pool, np.array([600])).variances for pool in pools])
+    spread = summary.relative_variances(variances).std(0, ddof=1)
+    said = np.mean([evaluate.variance_errors(pool, 3)[1] for pool in pools[:8]], 0)
+    for i, name in enumerate(ESTIMATORS):
+        if name in ("mpe", "odi", "mpe_baseline", "son_balanced", "pooled"):
+            assert said[i] == pytest.approx(spread[i], rel=0.4), name
+    assert said[0] == spread[0] == 0
+
+
 def test_an_interrupted_group_resumes_to_the_same_numbers(robot_data, again, tmp_path):
     group, parts, _ = again
     shutil.copy(parts / "mu.safetensors", tmp_path)
@@ -104,7 +133,17 @@ def test_metrics_say_where_runs_and_truth_come_from(robot_data):
     on_policy = np.sqrt(np.stack([g.variances[0, 0] for g in groups]) / 30)  # at `match` episodes
     assert metrics["truth"]["largest_share"] == pytest.approx((errors / on_policy).max(), abs=1e-6)
     assert metrics["truth"]["share"] == pytest.approx((errors / on_policy).mean(), abs=1e-6)
+    best = [np.sqrt(g.variances[0]).mean(-1).argmin() for g in groups]
+    least = np.sqrt(np.stack([g.variances[0, i] for g, i in zip(groups, best, strict=True)]) / 200)
+    assert metrics["truth"]["share_of_best_at_200"] == pytest.approx((errors / least).mean(), abs=1e-6)
     relative = [g.variances[0].sum(-1) / g.variances[0, 0].sum() for g in groups]
+    own = np.stack([g.relative_error for g in groups])
+    pool_se, share = metrics["relative_variance_pool_se"], metrics["relative_variance_pool_se_share"]
+    for i, name in enumerate(ESTIMATORS):
+        assert pool_se[name] == pytest.approx(np.sqrt((own[:, i] ** 2).sum()) / 2, abs=1e-6)
+        assert share[name] == pytest.approx((own[:, i] / [one[i] for one in relative]).max(), abs=1e-4)
+        assert metrics["episodes_to_match_se"][name] >= 0
+    assert pool_se["on_policy"] == 0
     for i, name in enumerate(ESTIMATORS):
         assert metrics["relative_variance"][name] == pytest.approx(np.mean(relative, 0)[i], abs=1e-6)
         mean = np.mean([g.pool[0, i] - g.truth for g in groups], 0)

@@ -166,6 +166,24 @@ def test_a_group_has_the_policies_that_the_stage_would_draw(tmp_path, monkeypatc
             )
 
 
+def test_a_wider_grid_trains_again_and_a_narrower_one_does_not(tmp_path, monkeypatch):
+    monkeypatch.setattr(regime, "RANGE", 100)
+    narrow, wide = [Choice(200, 700)], [Choice(200, 700), Choice(500, 900)]
+    times = []
+    for choices in (narrow, wide, wide, narrow):
+        regime.train(TINY, choices, [0], tmp_path)
+        times.append((tmp_path / "group-00" / "targets.safetensors").stat().st_mtime_ns)
+    assert times[0] < times[1] == times[2] == times[3]
+
+
+def test_where_returns_never_vary_nothing_is_near():
+    """As on a pendulum that never falls: every relative variance is infinite, and so is the distance."""
+    never, other = found(A, [np.inf, 1.0]), found(B, [5.0, 5.0])
+    decision = regime.decide([never, other], NUMBERS)
+    assert (decision.nearest, decision.chosen) == (1, 1)
+    assert regime.distance(never.means(), NUMBERS) == np.inf
+
+
 def test_the_baselines_are_the_exact_ones(data):
     """From many episodes of a group with the stages' own fits."""
     group = Group(GRID, 0, data)
