@@ -164,6 +164,10 @@ def test_a_robot_is_described_and_reported(robot_data, capsys):
     rows = evaluate.STAGE.describe(robot_data / "evaluate" / ROBOT)
     assert [row[3] for row in rows] == [""] * len(ESTIMATORS)  # nothing exact
     assert report.main(["--study", ROBOT, "--data", str(robot_data)]) == 0
+    table = (robot_data / "report" / ROBOT / "episodes_to_match.md").read_text().splitlines()
+    metrics = json.loads((robot_data / "evaluate" / ROBOT / "metrics.json").read_text())
+    match, error = (metrics[name]["mpe"] for name in ("episodes_to_match", "episodes_to_match_se"))
+    assert table[3].startswith(f"| MPE | {match:.0f} | {error:.0f} |")
     assert "Hopper: 2 groups x 3 runs, 3 policies" in capsys.readouterr().out
 
 
