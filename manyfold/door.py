@@ -31,10 +31,11 @@ from manyfold.estimate.workers import Crew
 from manyfold.policies.actors import ActorSet
 from manyfold.policies.base import PolicySet
 from manyfold.policies.fitting import fitted
+from manyfold.policies.loading import load_policies
 from manyfold.policies.modules import ModulePolicySet
 from manyfold.streams import stream
 
-Anything = PolicySet | ActorSet | Sequence[nn.Module]
+Anything = str | Path | PolicySet | ActorSet | Sequence[nn.Module]
 NO_END = 'nothing says when to stop, expected episodes=200, precision=0.5 or stop="best"'
 
 
@@ -62,7 +63,8 @@ def evaluate(
 
     Args:
         env: an Environment, a Gymnasium id, or a function that makes a `gymnasium.Env`.
-        policies: of `load_policies`, any PolicySet or ActorSet; or torch modules, which give logits.
+        policies: of `load_policies`, or the files that it takes; any PolicySet or ActorSet; or torch modules, which
+            give logits.
         episodes: in all, of all policies together; with `stop` or `precision` at most so many, 10,000 if left out.
         seed: the same seed gives the same result.
         q: fitted from logged data, if there are any; without it, baselines come from the episodes themselves.
@@ -129,7 +131,9 @@ def title(env: Environment, policies: PolicySet | ActorSet) -> str:
 def _set_of(policies: Anything, env: Environment) -> PolicySet | ActorSet:
     if isinstance(policies, PolicySet | ActorSet):
         return policies
-    found = list(policies) if isinstance(policies, Sequence) and not isinstance(policies, str | Path) else []
+    if isinstance(policies, str | Path):
+        return load_policies(policies)
+    found = list(policies) if isinstance(policies, Sequence) else []
     modules = [policy for policy in found if isinstance(policy, nn.Module)]
     if found and len(modules) == len(found):
         return ModulePolicySet(modules, env.n_actions, env.width)

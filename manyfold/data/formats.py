@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 NAMES = {
     "state": ("state", "states", "observation", "observations", "obs"),
-    "action": ("action", "actions"),
-    "reward": ("reward", "rewards"),
+    "action": ("action", "actions", "act"),
+    "reward": ("reward", "rewards", "rew"),
     "next_state": ("next_state", "next_states", "next_observation", "next_observations", "next_obs"),
     "terminated": ("terminated", "terminations", "terminals", "terminal"),
     "truncated": ("truncated", "truncations", "timeouts", "timeout"),

@@ -34,6 +34,7 @@ FAR = 3.0  # spreads from the centre: states beyond count as being there
 MOST_PRODUCTS = 10  # numbers of an observation of which all products of two are features
 MOST_STATES = 256  # that are counted one by one
 ACTION_FEATURES = 128  # of all actions together
+TOGETHER = 256  # episodes that are added to the sums of all policies at once
 RIDGE, ACTION_RIDGE = 1e-4, 0.5  # of each feature's second moment
 
 Floats = NDArray[np.float32]
@@ -162,12 +163,14 @@ class Regression:
         self.fold, self.folds, self.actions, self.starts = fold, folds, actions, starts
         self.share, self.start = m / (n + m), starts.mean(0) if m else np.zeros(size, dtype=np.float32)
         self.size, self.action_size = size, min(size, ACTION_FEATURES // actions) if actions else 0
-        self.left, self.right = np.zeros((folds, k, size, size)), np.zeros((folds, k, size))
+        self.left, self.right = FoldSums(folds, k, (size, size)), FoldSums(folds, k, (size,))
         self.z = np.zeros((k, n, size), dtype=np.float32)
         self.apart = apart
+        self.thetas: dict[tuple[int, int], tuple[Array, list[Array]]] = {}  # of `controls`: f and g may change places
         parts, together = (actions, self.action_size) if apart else (min(actions, 1), actions * self.action_size)
-        self.action_left = np.zeros((parts, folds, k, together, size if apart else size + together))
-        self.action_right = np.zeros((parts, folds, k, together))
+        wide = size if apart else size + together
+        self.action_left = [FoldSums(folds, k, (together, wide)) for _ in range(parts)]
+        self.action_right = [FoldSums(folds, k, (together,)) for _ in range(parts)]
         self.action_z = np.zeros((actions, k, n, self.action_size), dtype=np.float32)
 
     def add(
@@ -190,8 +193,8 @@ class Regression:
             acting: of every action.
         """
         here = self.fold[block.episodes]
-        self.left += _fold_sums(x.mT @ x, weights, here, self.folds)
-        self.right += _fold_sums((to_go[:, None] @ x)[:, 0], weights, here, self.folds)
+        self.left.add(x.mT @ x, weights, here)
+        self.right.add((to_go[:, None] @ x)[:, 0], weights, here)
         self.z[:, block.episodes] = np.moveaxis(np.moveaxis(before - w, 0, 1) @ x, 1, 0)
         self.z[:, block.episodes] += self.share * (self.start - x[:, 0])
         part = x[..., : self.action_size]
@@ -203,17 +206,16 @@ class Regression:
             only = [np.concatenate(only, -1)]
             x = np.concatenate([x, only[0]], -1)
         for a, each in enumerate(only):
-            self.action_left[a] += _fold_sums(each.mT @ x, weights, here, self.folds)
-            self.action_right[a] += _fold_sums((to_go[:, None] @ each)[:, 0], weights, here, self.folds)
+            self.action_left[a].add(each.mT @ x, weights, here)
+            self.action_right[a].add((to_go[:, None] @ each)[:, 0], weights, here)
 
     def theta(self, f: int, g: int) -> tuple[Array, list[Array]]:
         """theta `[K, p]`, and delta of each action, without the folds f and g."""
-        others = [h for h in range(self.folds) if h not in (f, g)]
-        theta = _solve(self.left[others].sum(0), self.right[others].sum(0), RIDGE)
+        theta = _solve(self.left.without(f, g), self.right.without(f, g), RIDGE)
         deltas: list[Array] = []
         for lefts, rights in zip(self.action_left, self.action_right, strict=True):
-            left = lefts[others].sum(0)
-            right = rights[others].sum(0) - np.einsum("kpq,kq->kp", left[..., : self.size], theta)
+            left = lefts.without(f, g)
+            right = rights.without(f, g) - np.einsum("kpq,kq->kp", left[..., : self.size], theta)
             own = left[..., : self.action_size] if self.apart else left[..., self.size :]
             delta = _solve(own, right, ACTION_RIDGE)
             deltas += [delta] if self.apart else np.split(delta, self.actions, axis=-1)
@@ -225,7 +227,9 @@ class Regression:
         values = np.empty((len(plain), len(self.starts)))
         for g in range(self.folds):
             here = self.fold == g
-            theta, deltas = self.theta(f, g)
+            if (pair := (min(f, g), max(f, g))) not in self.thetas:
+                self.thetas[pair] = self.theta(*pair)
+            theta, deltas = self.thetas[pair]
             plain[:, here] = (self.z[:, here] @ theta[..., None])[..., 0]
             for a, delta in enumerate(deltas):
                 acting[:, here] += (self.action_z[a][:, here] @ delta[..., None])[..., 0]
@@ -294,11 +298,40 @@ class Regressions:
         return np.array(found), np.array(values)
 
 
-def _fold_sums(x: Floats, weights: Floats, fold: Ints, folds: int) -> Array:
-    """Sums over each fold's episodes, weighted for each policy: `[n, ...] -> [F, K, ...]`."""
-    flat = x.reshape(len(x), -1)
-    found = [weights[:, fold == g] @ flat[fold == g] for g in range(folds)]
-    return np.stack(found).reshape(folds, len(weights), *x.shape[1:]).astype(np.float64)
+class FoldSums:
+    """Sums of one array of each episode over each fold's episodes, weighted for each policy: `[F, K, ...]`.
+
+    Those of many policies are large beside a block's episodes, so that these wait until there are `TOGETHER`.
+    """
+
+    def __init__(self, folds: int, policies: int, shape: tuple[int, ...]) -> None:
+        self.sums, self.shape = np.zeros((folds, policies, int(np.prod(shape)))), shape
+        self.waiting: list[tuple[Floats, Floats, Ints]] = []
+        self.n = 0
+
+    def add(self, x: Floats, weights: Floats, fold: Ints) -> None:
+        """Of n episodes: `[n, ...]`, their weights `[K, n]` and folds `[n]`."""
+        self.waiting.append((x.reshape(len(x), -1), weights, fold))
+        self.n += len(x)
+        if self.n >= TOGETHER:
+            self._sum()
+
+    def without(self, f: int, g: int) -> Array:
+        """Over all folds but these, `[K, ...]`."""
+        if self.n:
+            self._sum()
+        first, *rest = (one for h, one in enumerate(self.sums) if h not in (f, g))
+        out = first.copy()
+        for one in rest:
+            out += one
+        return out.reshape(len(out), *self.shape)
+
+    def _sum(self) -> None:
+        x, weights, fold = (np.concatenate([one[i] for one in self.waiting], i % 2) for i in range(3))
+        self.waiting, self.n = [], 0
+        for g, out in enumerate(self.sums):
+            if (here := fold == g).any():
+                out += weights[:, here] @ x[here]
 
 
 def _solve(left: Array, right: Array, ridge: float) -> Array:

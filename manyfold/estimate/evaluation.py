@@ -153,7 +153,7 @@ class Estimate:
         return write(path, Shown(self.title, *found, *spent, self.own_returns, self.warnings, weights, about=about))
 
     def __str__(self) -> str:
-        verdict = self.decide().verdict
+        verdict = self.decide().trusted(self.warnings)
         if len(self.names) > 1:
             verdict += f" {self.winner().describe(self.names)}"
         lines = [

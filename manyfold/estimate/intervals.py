@@ -67,6 +67,17 @@ class Sample:
         return np.sqrt(np.einsum("kk->k", self.covariance))
 
     @cached_property
+    def root(self) -> Array:
+        """A matrix whose product with its transpose is the covariance, `[K, K]`."""
+        values, vectors = np.linalg.eigh(self.covariance)
+        return np.asarray(vectors * np.sqrt(np.maximum(values, 0)))
+
+    @cached_property
+    def drawn(self) -> Array:
+        """Errors of the means, always from the same normal draws, `[parts, K, 1000]`."""
+        return np.stack([self.root @ some.T for some in _normal(len(self.names))])
+
+    @cached_property
     def pairs(self) -> tuple[Ints, Ints]:
         """All i < j."""
         first, second = np.triu_indices(len(self.names), 1)
@@ -76,6 +87,10 @@ class Sample:
         """Of linear combinations, `[C, K]`."""
         parts = np.einsum("ck,jkl,cl->jc", weights, self.parts, weights, optimize=True)
         size = np.einsum("ck,kk,ck->c", weights, self.covariance, weights, optimize=True)
+        return self._contrasts(parts, size, weights)
+
+    def _contrasts(self, parts: Array, size: Array, weights: Array) -> "Contrasts":
+        """Given the parts of their variances `[J, C]`, and what these are small beside, `[C]`."""
         parts = np.where(parts > 1e-12 * size, parts, 0.0)  # policies that are the same: their difference is 0
         variance = parts.sum(0)
         spread = (parts**2 / self.freedom[:, None]).sum(0)
@@ -86,13 +101,18 @@ class Sample:
 
     def each(self) -> "Contrasts":
         """The policies themselves."""
-        return self.contrasts(np.eye(len(self.names)))
+        parts = np.einsum("jkk->jk", self.parts)
+        return self._contrasts(parts, parts.sum(0), np.eye(len(self.names)))
+
+    def less(self, first: Ints, second: Ints) -> "Contrasts":
+        """J(i) - J(j) of some pairs `[C]`, i != j, from the covariances alone: many policies have very many pairs."""
+        one, own = np.eye(len(self.names)), np.einsum("jkk->jk", self.parts)
+        parts = own[:, first] + own[:, second] - self.parts[:, first, second] - self.parts[:, second, first]
+        return self._contrasts(parts, own.sum(0)[first] + own.sum(0)[second], one[first] - one[second])
 
     def differences(self) -> "Contrasts":
         """J(i) - J(j) of all pairs i < j."""
-        one = np.eye(len(self.names))
-        first, second = self.pairs
-        return self.contrasts(one[first] - one[second])
+        return self.less(*self.pairs)
 
 
 class Contrasts(NamedTuple):
@@ -189,10 +209,19 @@ def simultaneous(found: Sample, alpha: float = 0.05) -> Interval:
     return every.interval(joint_level(found, every.weights, check_alpha(alpha)))
 
 
-def differences(found: Sample, alpha: float = 0.05) -> Interval:
-    """J(i) - J(j) of all pairs at once, `[K, K]`."""
-    every = found.differences()
-    return square(found, every.interval(joint_level(found, every.weights, check_alpha(alpha))))
+def differences(found: Sample, alpha: float = 0.05, leads: Array | None = None) -> Interval:
+    """J(i) - J(j) of all pairs at once, `[K, K]`.
+
+    Args:
+        leads: `largest_lead` of every policy, if it is known, `[K, DRAWS]`.
+    """
+    every, k = found.differences(), len(found.names)
+    real = int((every.error > 0).sum())
+    level = check_alpha(alpha)
+    if real > 1:
+        known = np.stack([largest_lead(found, i) for i in range(k)]) if leads is None else leads
+        level = level_of(known.max(0), alpha, real, 2)  # all pairs either way around: both sides
+    return square(found, every.interval(level))
 
 
 def against(found: Sample, baseline: int | float, alpha: float = 0.05) -> Interval:
@@ -222,11 +251,29 @@ def joint_level(found: Sample, weights: Array, alpha: float, sides: int = 2) -> 
     real = every.error > 0
     if real.sum() < 2:
         return alpha
-    values, vectors = np.linalg.eigh(found.covariance)
-    loads = (weights[real] / every.error[real, None]) @ (vectors * np.sqrt(np.maximum(values, 0)))
-    largest = [(np.abs(z) if sides == 2 else z).max(1) for z in (some @ loads.T for some in _normal(len(values)))]
-    level = sides * float(special.ndtr(-np.quantile(np.concatenate(largest), 1 - alpha)))
-    return min(alpha, max(level, alpha / len(loads)))
+    loads = (weights[real] / every.error[real, None]) @ found.root
+    largest = [(np.abs(z) if sides == 2 else z).max(1) for z in (some @ loads.T for some in _normal(len(found.names)))]
+    return level_of(np.concatenate(largest), alpha, len(loads), sides)
+
+
+def level_of(largest: Array, alpha: float, number: int, sides: int) -> float:
+    """The level of so many intervals whose largest errors are drawn, `[DRAWS]`."""
+    level = sides * float(special.ndtr(-np.quantile(largest, 1 - alpha)))
+    return min(alpha, max(level, alpha / number))
+
+
+def largest_lead(found: Sample, k: int) -> Array:
+    """By how many standard errors the policy ahead of k is ahead of it, at most, where all are equal; `[DRAWS]`.
+
+    The draws of `joint_level`: a pair's difference is that of two policies' draws, so pairs need no products of theirs.
+    """
+    others = np.delete(np.arange(len(found.names)), k)
+    error = found.less(others, np.full(len(others), k)).error
+    real = error > 0
+    if not real.any():
+        return np.full(DRAWS, -np.inf)
+    steep, others = 1 / error[real, None], others[real]
+    return np.concatenate([((some[others] - some[k]) * steep).max(0) for some in found.drawn])
 
 
 @lru_cache(maxsize=4)

@@ -23,18 +23,20 @@ what the controls cannot do costs little.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from manyfold.arrays import Array, Bools, Ints, check_number, check_shape
+from manyfold.estimate import many
 
 FOLDS = 5
 RIDGE = 0.1  # of correlations between controls; 0.03 and 0.3 side by side were no better over 50 random sets
 SHARP = 3  # recipes are averaged, weighted by this power of one over their variance; the best alone was worse
 LENT = 5  # rounds: all policies together count as so many of one policy's own when recipes are weighed
 ROUNDING = 1e-9  # of returns, or of weights: controls that never are larger are none
+MANY = 32  # loggers, from which on their columns are kept once for all policies
 FIXED = 3  # columns before the baselines': own, whole - own, decisions
 
 
@@ -200,12 +202,18 @@ def combine(
         return Pooled(_matrix(found, 0) @ start, (), fold, np.broadcast_to(start[FIXED : FIXED + b], (1, k, b)))
     values, chosen, fitted = np.empty((k, n)), [], np.empty((folds, k, b))
     for f in range(folds):
-        x = _matrix(found, f)  # [K, N, C]
-        picked, coefficients = _choose(
-            x, logger, fold, [g for g in range(folds) if g != f], choices, len(found.loggers)
-        )
-        here = fold == f
-        values[:, here] = np.einsum("knc,kc->kn", x[:, here], coefficients)
+        train, here = [g for g in range(folds) if g != f], fold == f
+        if len(found.loggers) < MANY:
+            x = _matrix(found, f)  # [K, N, C]
+            picked, coefficients = _choose(x, logger, fold, train, choices, len(found.loggers))
+            values[:, here] = np.einsum("knc,kc->kn", x[:, here], coefficients)
+        else:
+            own, shared = _own(found, f), _loggers(found)
+            best, sizes = many.solved(own, shared, logger, fold, train, choices)
+            weights = _weights(best.scores, sizes[:, None, None], len(shared[0]))
+            coefficients, z = (np.einsum("rk,rkc->kc", weights, x) for x in (best.own, best.loggers))
+            picked = weights.argmax(0)
+            values[:, here] = np.einsum("knc,kc->kn", own[:, here], coefficients) + z @ shared[here].T
         chosen.append(tuple(choices[i].name for i in picked))
         fitted[f] = coefficients[:, FIXED : FIXED + b]
     return Pooled(values, tuple(chosen), fold, fitted)
@@ -213,13 +221,22 @@ def combine(
 
 def _matrix(found: Columns, f: int) -> Array:
     """All columns as fold f sees them, own first; `[K, N, C]`."""
+    own, loggers = _own(found, f), _loggers(found)
+    return np.concatenate([own, np.broadcast_to(loggers, (len(own), *loggers.shape))], -1)
+
+
+def _own(found: Columns, f: int) -> Array:
+    """Those of each policy, `[K, N, FIXED + B]`."""
     d = found.baselines[:, min(f, found.baselines.shape[1] - 1)]
     x = np.stack([found.own, found.whole - found.own, found.decisions, *d], -1)
-    units = np.broadcast_to(np.abs(found.own).max(1)[:, None], (len(x), x.shape[-1]))
-    x = np.concatenate([x, np.broadcast_to(found.loggers.T, (*x.shape[:2], len(found.loggers)))], -1)
-    units = np.concatenate([units, np.ones((len(x), len(found.loggers)))], -1)
-    x *= (np.abs(x).max(1) > ROUNDING * units)[:, None]  # where all policies act alike, W - 1 is rounding: no mean of 0
+    x *= (np.abs(x).max(1) > ROUNDING * np.abs(found.own).max(1)[:, None])[:, None]
     return x
+
+
+def _loggers(found: Columns) -> Array:
+    """Those of the loggers, the same for all policies, `[N, J]`."""
+    # where all policies act alike, W - 1 is rounding: no mean of 0
+    return np.asarray((found.loggers * (np.abs(found.loggers).max(1) > ROUNDING)[:, None]).T)
 
 
 def _choose(
@@ -259,14 +276,18 @@ def choose(
     for fits in ridges(covariances, choices):
         coefficients.append(fits[0])
         scores.append(np.einsum("...c,...cd,...d->...", fits[1:], within, fits[1:], optimize=True).sum(0))
-    found = np.stack(scores)
+    weights = _weights(np.stack(scores), n, loggers)
+    return weights.argmax(0), np.einsum("r...,r...c->...c", weights, np.stack(coefficients))
+
+
+def _weights(found: Array, n: NDArray[Any], loggers: int) -> Array:
+    """Of every recipe `[R, ..., K]`, by what it leaves of the variance; `n` episodes of each fold, `[G, ..., 1, 1]`."""
     own, total = found[:1], found.sum(-1, keepdims=True)
     relative = np.divide(total, total[:1], out=np.ones_like(total), where=total[:1] > 0)
     found = found + LENT * loggers / n.sum(0)[..., 0] * own * relative
     least = found.min(0)
     weights = np.where(found > least, np.divide(least, found, out=np.ones_like(found), where=found > 0) ** SHARP, 1.0)
-    weights /= weights.sum(0)
-    return weights.argmax(0), np.einsum("r...,r...c->...c", weights, np.stack(coefficients))
+    return np.asarray(weights / weights.sum(0))
 
 
 def _within(x: Array, logger: Ints, fold: Ints, train: list[int]) -> list[Array]:

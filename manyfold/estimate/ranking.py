@@ -11,6 +11,7 @@ is left alone, it is the best, and that is wrong with probability alpha at most,
 an anytime version.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -147,6 +148,11 @@ class Decision:
         more = f" and {len(left) - SHOWN} more" if len(left) > SHOWN else ""
         return f"Not known which is best: {', '.join(left[:SHOWN])}{more} may be, {sure}."
 
+    def trusted(self, warnings: Sequence[str | None]) -> str:
+        """The verdict, and whether it rests on an estimate that is not to be trusted; a warning or none of each."""
+        doubt = self.best is not None and warnings[self.best]
+        return self.verdict + (" That rests on an estimate that is not to be trusted: see below." if doubt else "")
+
     def __str__(self) -> str:
         return "\n".join([aligned(self.rows()), self.verdict])
 
@@ -159,15 +165,17 @@ def decide(found: Sample, alpha: float = 0.05, anytime: bool = False, around: fl
         anytime: valid at all times at once, for whoever looks again and again; wider.
         around: of `intervals.anytime`.
     """
-    k, every, pairs = len(found.names), found.each(), found.differences()
+    k, alpha = len(found.names), intervals.check_alpha(alpha)
     if anytime:
-        interval = intervals.anytime(every, intervals.check_alpha(alpha) / k, around)
+        every, pairs = found.each(), found.differences()
+        interval = intervals.anytime(every, alpha / k, around)
         apart = intervals.anytime(pairs, alpha / max(1, len(pairs.error)), around)
         difference = intervals.square(found, apart)
         beaten = _beaten_ever(found, alpha, around)
     else:
-        interval, difference = intervals.simultaneous(found, alpha), intervals.differences(found, alpha)
-        beaten = np.array([_beaten(found, i, alpha) for i in range(k)])
+        leads = np.stack([intervals.largest_lead(found, i) for i in range(k)])
+        interval, difference = intervals.simultaneous(found, alpha), intervals.differences(found, alpha, leads)
+        beaten = np.array([_beaten(found, i, alpha, leads[i]) for i in range(k)])
     return Decision(found, alpha, anytime, interval, difference, ~beaten)
 
 
@@ -198,24 +206,24 @@ def _beaten_ever(found: Sample, alpha: float, around: float) -> Bools:
     return np.asarray((intervals.square(found, one_sided).low > 0).any(0))
 
 
-def _beaten(found: Sample, k: int, alpha: float) -> bool:
-    """Whether some policy is better than k."""
-    weights = np.delete(np.eye(len(found.names)), k, 0)
-    weights[:, k] = -1
-    if not len(weights) or (weights @ found.mean).max() <= 0:
+def _beaten(found: Sample, k: int, alpha: float, lead: Array | None = None) -> bool:
+    """Whether some policy is better than k; `lead` is `intervals.largest_lead` of it, if it is known."""
+    others = np.delete(np.arange(len(found.names)), k)
+    if not len(others) or found.mean[others].max() <= found.mean[k]:
         return False
-    every, level = found.contrasts(weights), _level(alpha, len(found.names))
-    return bool((every.interval(intervals.joint_level(found, weights, level, 1), 1).low > 0).any())
+    every, level = found.less(others, np.full(len(others), k)), _level(alpha, len(found.names))
+    if (real := int((every.error > 0).sum())) > 1:
+        level = intervals.level_of(intervals.largest_lead(found, k) if lead is None else lead, level, real, 1)
+    return bool((every.interval(level, 1).low > 0).any())
 
 
 def p_best(found: Sample, draws: int = 20_000) -> Array:
     """The probability that each policy is the best, by draws of Student's t about the means; ties are shared; `[K]`."""
     k = len(found.names)
-    values, vectors = np.linalg.eigh(found.covariance)
     freedom = found.differences().freedom if k > 1 else np.array([np.inf])
     rng, f = np.random.default_rng(0), float(freedom.min())
     scale = np.sqrt(f / rng.chisquare(f, (draws, 1))) if np.isfinite(f) else 1.0
-    z = rng.standard_normal((draws, k)) @ (vectors * np.sqrt(np.maximum(values, 0))).T
+    z = rng.standard_normal((draws, k)) @ found.root.T
     drawn = found.mean + z * scale
     top = drawn >= drawn.max(1, keepdims=True) - 1e-7 * found.standard_error.max()
     return np.asarray((top / top.sum(1, keepdims=True)).mean(0))

@@ -22,7 +22,7 @@ from manyfold.envs.base import Closable, Environment
 from manyfold.estimate import intervals, ranking
 from manyfold.estimate.diagnostics import borrowed, diagnose, hardly_vary, trust
 from manyfold.estimate.intervals import AROUND, Interval, Sample
-from manyfold.estimate.ranking import Decision, Winner
+from manyfold.estimate.ranking import Decision, Winner, aligned
 from manyfold.policies.actors import Act
 from manyfold.streams import stream
 
@@ -143,7 +143,8 @@ class Stopped:
     def __str__(self) -> str:
         spent = f"{self.episodes:,} episodes, {self.steps:,} steps. {self.reason}"
         warned = zip(self.names, self.warnings, strict=True)
-        lines = [*([self.title] if self.title else []), str(self.decision), self.winner.describe(self.names), spent]
+        found = aligned(self.decision.rows()), self.decision.trusted(self.warnings)
+        lines = [*([self.title] if self.title else []), *found, self.winner.describe(self.names), spent]
         return "\n".join(
             [*lines, *self.notes, *(f"{name}: not to be trusted: {said}" for name, said in warned if said)]
         )

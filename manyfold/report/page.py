@@ -319,4 +319,6 @@ def again(shown: Shown) -> str:
     )
     command = shown.about.get("command")
     run = f"<pre><code>{escape(str(command))}</code></pre>" if command else ""
-    return section("Run it again", run, f'<table class="settings"><tbody>{rows}</tbody></table>')
+    return section(
+        "Run it again" if command else "How it was run", run, f'<table class="settings"><tbody>{rows}</tbody></table>'
+    )

@@ -21,6 +21,7 @@ def test_five_lines_of_python(place, zips):
     result = mf.evaluate(make("own:make"), policies, episodes=60)
     assert str(result).splitlines()[0] == "own:make: 3 policies, stochastic; pooled evaluation"
     assert result.names[result.best] == "a"
+    assert str(mf.evaluate(make("own:make"), str(zips / "*.zip"), episodes=60)) == str(result)
     assert result.report(place / "report.html").stat().st_size > 1000
     greedy = mf.evaluate(make("own:make"), mf.load_policies(zips / "a.zip", greedy=True), episodes=10)
     assert str(greedy).splitlines()[0] == "own:make: 1 policy, greedy; pooled evaluation"
@@ -70,7 +71,8 @@ def test_progress_has_sentences():
         (doors.policies(), {"stop": "best", "starts": np.zeros((3, 1))}, "starts are of a fixed number of episodes"),
         (doors.policies(), {"episodes": 60, "q": object(), "data": "x.npz"}, "both q and data are given, expected one"),
         (ACT, {"episodes": 60, "store": "evals"}, "these policies only act, expected no q, starts, data or store"),
-        ("a.zip", {"episodes": 60}, "policies are 'a.zip', expected those of load_policies"),
+        ("a.zip", {"episodes": 60}, "a.zip"),
+        (3, {"episodes": 60}, "policies are 3, expected those of load_policies"),
         ([], {"episodes": 60}, r"policies are \[\], expected those of load_policies"),
         ([nn.Linear(3, 2)] * 2, {"episodes": 60}, "expected"),
     ],

@@ -218,7 +218,7 @@ CASES = {
     "halves": (at_3("actions", 0.5), r"actions have 0\.5 in them, expected whole numbers"),
     "time": (at_3("t", -1), "t is -1, expected steps 0, 1, 2"),
     "width": (lambda c: c.update(observations=c["observations"][:, :3]), "state has 3 numbers a row, expected 4"),
-    "no rewards": (without("rewards"), "no column reward, expected one of reward, rewards; found"),
+    "no rewards": (without("rewards"), "no column reward, expected one of reward, rewards, rew; found"),
     "no time": (without("t", "episode", "terminals", "timeouts"), "nothing says at which step a row was, expected"),
     "shuffled": (shuffled, "rows are in no order and have no t, expected a column t or whole episodes"),
     "empty": (lambda c: c.update({x: v[:0] for x, v in c.items()}), "0 rows, expected logged transitions"),

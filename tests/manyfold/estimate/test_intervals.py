@@ -45,6 +45,27 @@ def test_the_joint_level_is_sidaks_where_policies_are_independent_and_alpha_wher
     assert abs(intervals.joint_level(same, np.eye(5), 0.05) - 0.05) < 0.003
 
 
+@pytest.mark.parametrize("k", [2, 5, 30])
+def test_pairs_from_covariances_are_contrasts_and_their_levels_max_t_of_products(k):
+    rng = np.random.default_rng(k)
+    x = rng.normal(size=(k, 40 * k)) + 2 * rng.normal(size=40 * k)
+    x[1] = x[0]  # policies that are the same have a difference of 0
+    found = sample(x, np.arange(40 * k) % k)
+    pairs, one = found.differences(), np.eye(k)
+    first, second = np.triu_indices(k, 1)
+    general = found.contrasts(one[first] - one[second])
+    assert all(np.allclose(a, b) for a, b in zip(pairs, general, strict=True))
+    assert pairs.error[0] == 0
+    level = intervals.joint_level(found, general.weights, 0.05)
+    low = intervals.square(found, general.interval(level)).low
+    assert np.allclose(intervals.differences(found).low, low)
+    one_sided = np.delete(one, 0, 0) - one[0]
+    real = int((found.contrasts(one_sided).error > 0).sum())
+    if real > 1:
+        lead = intervals.level_of(intervals.largest_lead(found, 0), 0.05, real, 1)
+        assert np.isclose(lead, intervals.joint_level(found, one_sided, 0.05, 1))
+
+
 @pytest.mark.parametrize("n", [6, 30])
 def test_coverage_of_normal_values(n):
     rng, runs, k = np.random.default_rng(n), 1500, 4

@@ -25,6 +25,11 @@ def test_far_apart_policies_are_ordered(anytime):
     low, high = said.ranks
     assert low.tolist() == high.tolist() == [3, 1, 2]
     assert "p1 is the best" in said.verdict
+    assert said.trusted(["", "", "why"]) == said.verdict
+    assert (
+        said.trusted(["", "why", ""])
+        == f"{said.verdict} That rests on an estimate that is not to be trusted: see below."
+    )
     assert str(said).splitlines()[1].split()[:2] == ["p1", "3"]
     assert probability(said.p_best[1]) == ">0.999"
 

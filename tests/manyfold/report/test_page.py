@@ -176,7 +176,7 @@ def test_settings_are_exact(tmp_path):
     }
     assert found.section("Run it again").find("pre").find("code").text == about["command"]
     assert "87.7% interval" in found.table(WORTH)[0]
-    assert dict(read(stopped().report(path)).table("Run it again"))["intervals"] == "whenever one stops (anytime)"
+    assert dict(read(stopped().report(path)).table("How it was run"))["intervals"] == "whenever one stops (anytime)"
 
 
 HOSTILE = """<script>alert(1)</script>"><img src=x onerror='alert(2)'>&amp;"""
