@@ -5,11 +5,12 @@ width are chosen by the baselines: means over groups of the relative variances o
 in runs of the paper's size, nothing trimmed, in log distance from the paper's three numbers. MPE and pooled evaluation
 take no part: no episode of mu is run, and nothing is pooled. The groups are others than the report's.
 
-Successive halving: every start and width with two groups and few episodes, the nearest with more, those left with the
-study's own protocol. Finished (start, width, group)s are cached in data/.work/regime, so that a search resumes.
+Successive halving: every start and width with one group and few episodes, the nearest with two, those left with the
+study's own protocol and more groups. What is finished is cached in data/.work/regime, so that a search resumes.
 """
 
 import math
+import os
 import sys
 import tempfile
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -45,6 +46,7 @@ from tasks.evaluate import cached, rounded
 from tasks.figures import plt, save, style
 from tasks.groups import Group
 from tasks.params import ROOT, parse
+from tasks.processes import begin_worker
 from tasks.studies import Study, group_name, make_environment
 
 BASELINES = ("odi", "son", "sodi")  # what a choice is judged by; MPE's number must not be here
@@ -68,7 +70,7 @@ class Amount:
     updates: int | None = None  # most of a fit; None: the study's own
 
 
-RUNGS = (Amount(2, 6, 400, 3000, 1500), Amount(4, 3, 1000), Amount(8, 3, 1000))
+RUNGS = (Amount(1, 12, 400, 3000, 1500), Amount(2, 4, 400, 3000, 1500), Amount(4, 2, 1000), Amount(8, 2, 1000))
 
 
 class Choice(NamedTuple):
@@ -268,7 +270,10 @@ def measured(
 ) -> list[Measured]:
     """Every choice by all groups, one process for each worker."""
     found: dict[tuple[Choice, int], dict[str, Array]] = {}
-    with ProcessPoolExecutor(workers) as pool, Progress(console=Console(stderr=True)) as progress:
+    with (
+        ProcessPoolExecutor(workers, initializer=begin_worker, initargs=(os.getpid(),)) as pool,  # they end with us
+        Progress(console=Console(stderr=True)) as progress,
+    ):
         jobs = {pool.submit(measure, study, c, amount, n, work): (c, n) for n in numbers for c in choices}
         bar = progress.add_task(f"{len(choices)} intervals, {len(numbers)} groups", total=len(jobs))
         try:
