@@ -4,6 +4,7 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -11,18 +12,20 @@ from rich.table import Table
 from tasks.params import ROOT
 
 
-def parser(module: str, about: str, study: str | None = None) -> argparse.ArgumentParser:
+def parser(module: str, about: str, study: str | None = None, positional: bool = False) -> argparse.ArgumentParser:
     """A parser with --study and --data.
 
     Args:
         module: as in `python -m tasks.<module>`.
         about: what the command does, for --help.
         study: the default of --study, which is required if left out.
+        positional: the study's name alone, without --study.
     """
     found = argparse.ArgumentParser(prog=f"python -m tasks.{module}", description=about)
     default = f" (default {study})" if study else ""
+    needed: dict[str, Any] = {} if positional else {"required": study is None, "default": study}
     found.add_argument(
-        "--study", required=study is None, default=study, help=f"a name of params.yaml's section `studies`{default}"
+        "study" if positional else "--study", help=f"a name of params.yaml's section `studies`{default}", **needed
     )
     found.add_argument("--data", type=Path, default=ROOT / "data", help="folder of all data (default data)")
     return found

@@ -3,9 +3,10 @@
 Per-run estimates are in data/evaluate/<study>/runs/<group>/runs.safetensors, what could be decided of the first run in
 decisions.json beside it; what all say together in metrics.json and curves.csv of the study, with group 0's decisions.
 
-Where the environment is a finite MDP, the runs are independent and the truth is exact. Elsewhere they are drawn from a
-pool of episodes, each run without replacement; so they overlap, and variances and the check for bias are taken from the
-whole pool instead. The truth then comes from on-policy episodes of its own.
+Where the environment is a finite MDP, the runs are independent and the truth is exact. Elsewhere they are disjoint
+parts of a pool of episodes if it is large enough; if not, each is drawn from it without replacement, and they overlap.
+So variances and the check for bias are taken from the whole pool, with the standard error of every relative variance.
+The truth then comes from on-policy episodes of its own, by pooled evaluation.
 """
 
 import csv
@@ -86,6 +87,12 @@ def points(protocol: Protocol, policies: int) -> Ints:
     return runs.check_points(x, policies)
 
 
+def run_length(protocol: Protocol, policies: int) -> int:
+    """Episodes of a run of a pool: as many as disjoint runs have, if that is enough to match; otherwise up to all."""
+    disjoint = protocol.pool // protocol.runs // (5 * policies) * 5 * policies
+    return min(protocol.episodes, disjoint if disjoint >= protocol.match else protocol.pool)
+
+
 class Result(NamedTuple):
     """What the runs of one group gave."""
 
@@ -99,6 +106,7 @@ class Result(NamedTuple):
     pool: Array | None = None  # estimates from the whole pool and their standard errors, [2, E, K]
     truth_error: Array | None = None  # standard error of the truth where it is not exact, [K]
     variance_error: Array | None = None  # standard errors of the pool's variances, [E, K]
+    relative_error: Array | None = None  # standard errors of the pool's relative variances, [E]
     coverage: Array | None = None  # share of the first runs' intervals that hold, [len(COVERED), len(coverage.KINDS)]
 
     def save(self, path: Path) -> None:
@@ -233,12 +241,12 @@ def evaluate_pool(
         )
 
     truth = cached(work / "truth.safetensors", log_truth)
-    protocol = protocol._replace(episodes=min(protocol.episodes, protocol.pool))
-    at = points(protocol, len(truth["truth"]))
-    rng = stream("evaluate", name, number, "runs")
-    first = runs.draw(values, protocol.episodes, rng)
-    others = (runs.draw(values, protocol.episodes, rng) for _ in range(protocol.runs - 1))
-    drawn = [runs.estimates(one, at) for one in itertools.chain([first], others)]
+    policies = len(truth["truth"])
+    protocol = protocol._replace(episodes=run_length(protocol, policies))
+    at = points(protocol, policies)
+    each = runs.draws(values, protocol.episodes, protocol.runs, stream("evaluate", name, number, "runs"))
+    first = next(each)
+    drawn = [runs.estimates(one, at) for one in itertools.chain([first], each)]
     whole_pool, health = runs.estimates(values, np.array([protocol.pool])), runs.health(values)
     result = Result(
         np.stack([run.estimates for run in drawn]),
@@ -250,13 +258,16 @@ def evaluate_pool(
         health.steps,
         np.stack([whole_pool.estimates[:, 0], np.sqrt(whole_pool.variances / protocol.pool)]),
         truth["error"],
-        variance_errors(values, len(truth["truth"])),
+        *variance_errors(values, policies),
     )
     return result, decisions(first, group.policies().names, protocol.episodes)
 
 
-def variance_errors(values: runs.Values, policies: int, blocks: int = 20) -> Array:
-    """Standard errors of the variances of a pool, by leaving out one block of rounds after the other; `[E, K]`."""
+def variance_errors(values: runs.Values, policies: int, blocks: int = 20) -> tuple[Array, Array]:
+    """Standard errors of a pool's variances `[E, K]` and relative variances `[E]`.
+
+    By leaving out one block of rounds after the other.
+    """
     pool = min(x.shape[-1] for x in values.values())
     block = np.arange(pool) // policies * blocks // (pool // policies)  # of whole rounds
     used = [b for b in range(blocks) if (block == b).any()]
@@ -264,7 +275,9 @@ def variance_errors(values: runs.Values, policies: int, blocks: int = 20) -> Arr
     for b in used:
         some = {key: x[..., :pool][..., block != b] for key, x in values.items()}
         found.append(runs.estimates(some, np.array([int((block != b).sum())])).variances)
-    return np.asarray(np.std(found, axis=0) * np.sqrt(len(used) - 1))
+    both = np.stack(found), summary.relative_variances(np.stack(found))
+    own, relative = (np.std(x, axis=0) * np.sqrt(len(used) - 1) for x in both)
+    return own, relative
 
 
 def cached(path: Path, make: Callable[[], dict[str, Array]]) -> dict[str, Array]:
@@ -293,7 +306,7 @@ class Evaluate:
         protocol = read_protocol(study)
         groups, seen = earlier(NEEDS, study, data)
         policies = Group(study, 0, data).policies().n_policies
-        for episodes in (protocol.episodes, min(protocol.episodes, protocol.pool)):
+        for episodes in (protocol.episodes, run_length(protocol, policies)):
             points(protocol._replace(episodes=episodes), policies)
         return groups, stages.work_folder("evaluate", study, [protocol, behavior_params(study)[1], seen], data)
 
@@ -354,14 +367,14 @@ class Evaluate:
         rows = []
         for name in METHODS:
             variance, error = metrics["relative_variance"][name], metrics["relative_variance_se"][name]
-            known = metrics["exact_relative_variance"][name]
+            known, match = metrics["exact_relative_variance"][name], metrics["episodes_to_match_se"][name]
             rows.append(
                 (
                     name,
                     f"{variance:.4f} +- {error:.4f}" if error is not None else f"{variance:.4f}",
                     f"{metrics['relative_variance_median'][name]:.4f}",
                     "" if known is None else f"{known:.4f}",
-                    f"{metrics['episodes_to_match'][name]:,.0f}",
+                    f"{metrics['episodes_to_match'][name]:,.0f}" + (f" +- {match:,.0f}" if match is not None else ""),
                     f"{metrics['not_to_be_trusted'][name]:.0%}",
                     f"{metrics['largest_mean_error'][name]:.1f}",
                 )
@@ -379,6 +392,8 @@ def write_metrics(study: Study, protocol: Protocol, found: list[Result], out: Pa
     errors = summary.relative_errors(estimates, truth)  # [G, E, points, K]
     curve = summary.summarise(errors.mean(-1))  # [E, points]
     match = summary.episodes_to_match(at, curve.mean, protocol.match)
+    rng = stream("evaluate", study.name, "match")
+    match_errors = summary.match_errors(at, errors.mean(-1), protocol.match, rng)
     steps = np.stack([g.steps for g in found]).mean(0)
     mean, error = pool_bias(found) if found[0].pool is not None else summary.bias(estimates[:, :, :, -1], truth)
 
@@ -400,6 +415,7 @@ def write_metrics(study: Study, protocol: Protocol, found: list[Result], out: Pa
         "exact_relative_variance": named(known.mean),
         "exact_relative_variance_median": named(known.median),
         "episodes_to_match": named(match, 1),
+        "episodes_to_match_se": named(match_errors, 1),
         "steps_per_episode": named(steps, 2),
         "relative_variance_per_step": named(relative.mean * steps / steps[0]),
         "not_to_be_trusted": named(np.stack([g.untrusted for g in found]).mean((0, 2)), 4),  # share of the policies
@@ -408,6 +424,12 @@ def write_metrics(study: Study, protocol: Protocol, found: list[Result], out: Pa
     }
     if found[0].truth_error is not None:
         metrics |= {"runs_from": "pool", "pool": protocol.pool, "truth": truth_metrics(found, protocol)}
+        metrics["runs_disjoint"] = protocol.runs * int(at[-1]) <= protocol.pool
+        own = np.stack([g.relative_error for g in found if g.relative_error is not None])  # [G, E]
+        if len(own) == len(found):  # runs of an earlier version have none
+            share = own / summary.relative_variances(variances)
+            metrics["relative_variance_pool_se"] = named(np.sqrt((own**2).sum(0)) / len(own))
+            metrics["relative_variance_pool_se_share"] = named(share.max(0), 4)  # of a group's own, the largest
     if found[0].coverage is not None:
         held = np.mean([g.coverage for g in found if g.coverage is not None], 0)
         metrics |= {
@@ -442,10 +464,19 @@ def value_metrics(truth: Array) -> dict[str, float]:
 
 
 def truth_metrics(found: list[Result], protocol: Protocol) -> dict[str, float]:
-    """Standard errors of the truth: the mean, and as a share of on-policy MC's at `match` episodes, mean and worst."""
+    """Standard errors of the truth: the mean; as a share of on-policy MC's at `match` episodes, mean and worst; and of
+    the best estimator's at 200 episodes, the mean over policies and groups.
+    """
     error = np.stack([g.truth_error for g in found if g.truth_error is not None])  # [G, K]
-    share = error / np.sqrt(np.stack([g.variances[:, 0].mean(0) for g in found]) / protocol.match)
-    numbers = {"standard_error": error.mean(), "share": share.mean(), "largest_share": share.max()}
+    others = np.sqrt(np.stack([g.variances.mean(0) for g in found]))  # [G, E, K]
+    share, best = error / (others[:, 0] / protocol.match**0.5), others.mean(-1).argmin(-1)
+    least = np.stack([one[i] for one, i in zip(others, best, strict=True)]) / 200**0.5  # [G, K]
+    numbers = {
+        "standard_error": error.mean(),
+        "share": share.mean(),
+        "largest_share": share.max(),
+        "share_of_best_at_200": (error / least).mean(),
+    }
     return {"episodes": protocol.truth, **{name: round(float(x), 6) for name, x in numbers.items()}}
 
 

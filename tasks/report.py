@@ -103,10 +103,12 @@ def variance_rows(study: Study, metrics: dict[str, Any]) -> Rows:
 def episode_rows(study: Study, metrics: dict[str, Any]) -> Rows:
     """Episodes to match on-policy MC, header first."""
     printed = paper(study, 1)
-    rows = [("estimator", "episodes to match", *(["paper"] if printed else []))]
+    rows = [("estimator", "episodes to match", "standard error", *(["paper"] if printed else []))]
+    errors = metrics.get("episodes_to_match_se", {})  # results of an earlier version: none
     for name, estimator in ESTIMATORS.items():
         cells = [number(printed.get(name), 0)] if printed else []
-        rows.append((estimator.label, f"{metrics['episodes_to_match'][name]:.0f}", *cells))
+        match, error = metrics["episodes_to_match"][name], errors.get(name)
+        rows.append((estimator.label, f"{match:.0f}", number(error, 0), *cells))
     return rows
 
 
@@ -313,7 +315,7 @@ def show(study: Study, data: Path) -> None:
     metrics, out = read_metrics(study.name, data), data / "report" / study.name
     both = zip(variance_rows(study, metrics), episode_rows(study, metrics), strict=True)
     counts = f"{metrics['groups']} groups x {metrics['runs']} runs, {metrics['policies']} policies"
-    commands.show(f"{study.title}: {counts}", [(*left, *right[1:]) for left, right in both], 140)
+    commands.show(f"{study.title}: {counts}", [(*left, right[1], *right[3:]) for left, right in both], 140)
     print((out / "verdict.txt").read_text(), end="")
     if decided := read_decisions(study.name, data):
         about = f"{decided.estimator}, {decided.final.episodes:,} episodes: who is best"

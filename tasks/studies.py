@@ -117,15 +117,17 @@ def _gridworld(group: int, targets: Path | None, m: int) -> Environment:
     return Gridworld.draw(m, group)
 
 
-def _mujoco(group: int, targets: Path | None, **arguments: Any) -> Environment:
-    """With the group's companion, which the stage `targets` has saved."""
-    companion = None
+def _mujoco(group: int, targets: Path | None, companion: str = "sample", **arguments: Any) -> Environment:
+    """With the group's companion, which the stage `targets` has saved; it acts by its mean, or samples."""
+    if companion not in ("mean", "sample"):
+        raise ValueError(f"environment.mujoco.companion is {companion!r:.40}, expected mean or sample")
+    mean, acting = companion == "mean", None
     if targets is not None:
         saved = policy_sets.load(targets / "companion")
         if not isinstance(saved, MlpPolicySet):
             raise ValueError(f"{targets / 'companion'}: expected networks, found a table")
-        companion = saved.companion() if saved.tensors["log_std"].shape[-1] > 1 else None
-    return BinnedMujoco(companion=companion, **arguments)
+        acting = saved.companion(mean=mean) if saved.tensors["log_std"].shape[-1] > 1 else None
+    return BinnedMujoco(companion=acting, appended=not mean, **arguments)
 
 
 def _gymnasium(

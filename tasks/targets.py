@@ -18,7 +18,7 @@ from manyfold.files import atomic_folder, load_tensors, save_tensors, write_json
 from manyfold.tables import Rows
 from manyfold.train import targets
 from manyfold.train.ppo import Position
-from manyfold.train.targets import Drawn, Rule, Training, step_of
+from manyfold.train.targets import Drawn, Plan, Rule, Training, step_of
 from tasks import stages
 from tasks.executor import stage_main
 from tasks.given import given
@@ -62,7 +62,8 @@ class Targets:
             return
         source = study.source("targets")
         if source is None:
-            train(study, groups, read_rule(study)[1], work)
+            rule, config = read_rule(study)[1], targets.config(make_environment(study, groups[0]))
+            train(study, groups, [targets.draw(rule, config, study.name, group) for group in groups], work)
             return
         found = given(study, source)
         for group in groups:
@@ -96,11 +97,11 @@ class Targets:
         return rows
 
 
-def train(study: Study, groups: list[int], rule: Rule, work: Path) -> None:
-    """Trains the groups together and writes a folder for each into `work`."""
+def train(study: Study, groups: list[int], plans: list[Plan], work: Path) -> None:
+    """Trains the groups together and writes a folder with what its plan takes for each into `work`."""
     torch.set_num_threads(1)
     state = work / f"state-{groups[0]:02d}-{groups[-1]:02d}.safetensors"
-    training = _begin(study, groups, rule, state)
+    training = _begin(study, groups, plans, state)
     tick = _ticker(training, work)
     while not training.finished:
         training.run_segment(tick)
@@ -114,10 +115,9 @@ def train(study: Study, groups: list[int], rule: Rule, work: Path) -> None:
     state.unlink(missing_ok=True)
 
 
-def _begin(study: Study, groups: list[int], rule: Rule, state: Path) -> Training:
+def _begin(study: Study, groups: list[int], plans: list[Plan], state: Path) -> Training:
     """A training that resumes from the saved state, or starts over if there is none that can be read."""
     env = make_environment(study, groups[0])
-    plans = [targets.draw(rule, targets.config(env), study.name, group) for group in groups]
     training = Training(env, study.name, groups, plans)
     if not state.exists():
         return training

@@ -37,6 +37,7 @@ SHOWN = (
     "relative_variance_se",
     "relative_variance_per_step",
     "episodes_to_match",
+    "episodes_to_match_se",
     "steps_per_episode",
     "largest_mean_error",
 )

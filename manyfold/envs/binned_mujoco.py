@@ -1,8 +1,9 @@
 """MuJoCo with action dimension 0 in bins: the one decision that target policies differ in.
 
-Observation: Gymnasium's own (Ant without contact forces: 27 numbers), followed by the other action dimensions of THIS
-step. A companion, the same for every target policy, samples those before the bin is chosen: they are part of the state
-(s, a_rest), so no importance ratio contains them.
+Observation: Gymnasium's own (Ant without contact forces: 27 numbers). The other action dimensions come from a
+companion, the same for every target policy, so no importance ratio contains them. If it acts by its mean, they follow
+from s, and the state is s alone; if it samples, it does so before the bin is chosen, and they are appended: the state
+is (s, a_rest).
 Actions: equal bins over [low, high] of dimension 0, executed at the bin's midpoint.
 Rewards: Gymnasium's, in float32 precision (envpool's); Ant without contact cost, which goes with the contact forces.
 Start: Gymnasium's distribution, from each slot's own seed. End: termination, or truncation after `horizon` steps.
@@ -90,20 +91,28 @@ class BinnedMujoco(Environment):
         horizon: T of an evaluated episode; PPO trains on Gymnasium's own 1,000.
         bins: number of equal bins of dimension 0.
         threads: envpool's; the numbers don't depend on it.
+        appended: the companion's actions are part of the observation; False where it is a function of s.
     """
 
     def __init__(
-        self, robot: str, companion: Companion | None = None, horizon: int = 100, bins: int = 10, threads: int = 1
+        self,
+        robot: str,
+        companion: Companion | None = None,
+        horizon: int = 100,
+        bins: int = 10,
+        threads: int = 1,
+        appended: bool = True,
     ) -> None:
         check_number("bins", bins, 1, 10_000)
         check_number("horizon", horizon, 1, MOST_STEPS)
         pool = make_envpool(robot, [0], horizon, threads)
         self.name = self.robot = robot
-        self.companion, self.horizon, self.threads = companion, int(horizon), threads
+        self.companion, self.horizon, self.threads, self.appended = companion, int(horizon), threads, appended
         self.low, self.high = pool.action_space.low, pool.action_space.high  # [d_a]
         self.n_features = int(pool.observation_space.shape[0])  # of s, without the rest of the action
         self.action_space = spaces.Discrete(int(bins))
-        self.observation_space = spaces.Box(-np.inf, np.inf, (self.n_features + len(self.low) - 1,), np.float64)
+        width = self.n_features + (len(self.low) - 1 if appended else 0)
+        self.observation_space = spaces.Box(-np.inf, np.inf, (width,), np.float64)
 
     def open(self, n: int, rng: np.random.Generator) -> "RunningMujoco":
         seeds = rng.integers(2**31, size=n).tolist()
@@ -114,6 +123,7 @@ class BinnedMujoco(Environment):
             horizon=self.horizon,
             bins=self.n_actions,
             threads=self.threads,
+            appended=self.appended,
         )
 
 
@@ -133,6 +143,7 @@ class RunningMujoco:
         horizon: T.
         bins: number of equal bins of dimension 0.
         threads: envpool's; the numbers don't depend on it.
+        appended: the companion's actions are part of the observation.
 
     Attributes:
         edges, midpoints: of the bins, `[bins + 1]` and `[bins]`.
@@ -149,6 +160,7 @@ class RunningMujoco:
         horizon: int = 100,
         bins: int = 10,
         threads: int = 1,
+        appended: bool = True,
     ) -> None:
         check_number("bins", bins, 1, 10_000)
         check_number("horizon", horizon, 1, MOST_STEPS)
@@ -166,22 +178,23 @@ class RunningMujoco:
         self._d_s = self._pool.observation_space.shape[0]
         self._rng = stream("mujoco", robot, "companion", *map(int, seeds))
         self._obs: Array = np.zeros((self.n, self._d_s + len(low) - 1))
+        self._width = self._obs.shape[1] if appended else self._d_s
         self.t: Ints = np.zeros(self.n, dtype=np.int64)
         self.done: Bools = np.ones(self.n, dtype=np.bool_)
         self._started = False
 
     def reset(self, slots: Ints | None = None) -> Array:
-        """Starts a new episode in every slot, or in these: (s, a_rest) of all, `[N, d_s + d_a - 1]`."""
+        """Starts a new episode in every slot, or in these: s of all `[N, d_s]`, or (s, a_rest) `[N, d_s + d_a - 1]`."""
         begun = np.arange(self.n) if slots is None else np.asarray(slots)
         self.t[begun], self.done[begun], self._started = 0, False, True
         self._observe(begun, self._pool.reset(begun.astype(np.int32))[0])
-        return self._obs.copy()
+        return self._obs[:, : self._width].copy()
 
     def step(self, bins: ArrayLike) -> tuple[Array, Array, Bools, Bools]:
         """One step of every slot that has not ended, in the bins `[N]`.
 
         Returns:
-            (s, a_rest) `[N, d_s + d_a - 1]`, rewards `[N]`, and terminated and truncated `[N]`: never both, and true
+            s or (s, a_rest), rewards `[N]`, and terminated and truncated `[N]`: never both, and true
             only in the step that ends the episode (`done` stays true).
         """
         chosen = self._check_bins(bins)
@@ -196,7 +209,7 @@ class RunningMujoco:
             truncated = (self.t >= self.horizon) & ~self.done & ~terminated
             self.done |= terminated | truncated
             self._observe(active, raw)
-        return self._obs.copy(), rewards, terminated, truncated
+        return self._obs[:, : self._width].copy(), rewards, terminated, truncated
 
     def _observe(self, slots: Ints, raw: Array) -> None:
         """Keeps the new observations `[len(slots), d_s]` of these slots with the companion's actions for them."""

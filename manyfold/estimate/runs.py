@@ -1,6 +1,6 @@
 """Online evaluation runs: every estimator of all K policies from the same total number n of episodes."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -10,7 +10,7 @@ from manyfold.arrays import Array, Bools, Ints
 from manyfold.data.episodes import Padded
 from manyfold.estimate import pooled
 from manyfold.estimate.diagnostics import diagnose, trust
-from manyfold.estimate.methods import HEALTH, LOGGERS, METHODS, RETURNS, Loggers, balanced_baseline, n_loggers
+from manyfold.estimate.methods import HEALTH, LOGGERS, METHODS, RETURNS, Loggers, n_loggers, pooled_columns
 
 Values = dict[tuple[Loggers, str], Array]  # (loggers, name of a return) -> the return of every episode, [..., K, N]
 
@@ -97,12 +97,12 @@ def columns_of(x: Array) -> pooled.Columns:
 def pooled_truth(blocks: Iterable[Padded]) -> tuple[Array, Array]:
     """J and its standard error, `[K]` each, from on-policy episodes of all targets in turns.
 
-    Every episode serves each target, by the balance heuristic with q as a baseline: unbiased whatever q is, with
-    bounded weights, and as exact as several times as many plain returns.
+    By pooled evaluation: every episode serves each target, coefficients come from the other fold; unbiased whatever q
+    is, and as exact as many times as many plain returns.
     """
-    values = np.concatenate([balanced_baseline(block) for block in blocks], -1)
-    episodes = values.shape[-1]
-    mean, variance = pooled_estimates(values, np.array([episodes]), len(values))
+    columns = np.concatenate([pooled_columns(block) for block in blocks], -1)
+    episodes = columns.shape[-1]
+    mean, variance = pooled.at_points(columns_of(columns), np.array([episodes]))
     return mean[0], np.sqrt(variance / episodes)
 
 
@@ -126,6 +126,16 @@ def draw(values: Values, episodes: int, rng: np.random.Generator) -> Values:
             order[loggers] = (picked * many + np.arange(many)[:, None]).T.ravel()
         drawn[loggers, name] = x[..., order[loggers]]
     return drawn
+
+
+def draws(values: Values, episodes: int, many: int, rng: np.random.Generator) -> Iterator[Values]:
+    """Many runs of a pool: disjoint parts of it where it is large enough, each a `draw` of its own elsewhere."""
+    if many * episodes > min(x.shape[-1] for x in values.values()):
+        yield from (draw(values, episodes, rng) for _ in range(many))
+        return
+    shuffled = draw(values, many * episodes, rng)
+    for first in range(0, many * episodes, episodes):
+        yield {key: x[..., first : first + episodes] for key, x in shuffled.items()}
 
 
 def own_estimates(values: Array, points: Ints) -> tuple[Array, Array]:

@@ -70,6 +70,20 @@ def episodes_to_match(points: Ints, errors: Array, at: int) -> Array:
     return np.array(out)
 
 
+def match_errors(points: Ints, errors: Array, at: int, rng: np.random.Generator, draws: int = 500) -> Array:
+    """Standard errors of `episodes_to_match` over groups, by the bootstrap; `[E]`, NaN of one group alone.
+
+    Args:
+        errors: mean errors of each group, `[G, E, points]`.
+    """
+    groups = len(errors)
+    if groups < 2:
+        return np.full(errors.shape[1], np.nan)
+    which = rng.integers(groups, size=(draws, groups))
+    found = [episodes_to_match(points, errors[some].mean(0), at) for some in which]
+    return np.asarray(np.std(found, axis=0, ddof=1))
+
+
 def bias(estimates: Array, truth: Array) -> tuple[Array, Array]:
     """The mean error over all groups and runs and its standard error, `[E, K]` each; `[G, R, E, K]` and `[G, K]`.
 

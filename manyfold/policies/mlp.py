@@ -98,16 +98,16 @@ class MlpPolicySet(PolicySet):
         std = self.tensors["log_std"][:, :, 0].double().exp().numpy()  # [K, 1]
         return bin_probs(out[..., 0].numpy(), std, edges)
 
-    def companion(self, k: int = 0) -> Callable[[Array, np.random.Generator], NDArray[np.float64]]:
-        """Policy k's sampler of the other action dimensions: `(obs [N, d], rng) -> [N, out - 1]`."""
+    def companion(self, k: int = 0, mean: bool = False) -> Callable[[Array, np.random.Generator], NDArray[np.float64]]:
+        """Policy k's other action dimensions, sampled or by its mean: `(obs [N, d], rng) -> [N, out - 1]`."""
         one = self.pick([k])
         std = one.tensors["log_std"][0, :, 1:].double().exp().numpy()  # [1, out - 1]
 
-        def sample(obs: Array, rng: np.random.Generator) -> NDArray[np.float64]:
-            mean = one.outputs(obs, 0)[0, :, 1:].double().numpy()
-            return np.asarray(mean + std * rng.standard_normal(mean.shape))
+        def act(obs: Array, rng: np.random.Generator) -> NDArray[np.float64]:
+            centre = one.outputs(obs, 0)[0, :, 1:].double().numpy()
+            return np.asarray(centre if mean else centre + std * rng.standard_normal(centre.shape))
 
-        return sample
+        return act
 
     def pick(self, which: list[int]) -> "MlpPolicySet":
         """Some of the policies, in that order."""

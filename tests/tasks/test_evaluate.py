@@ -65,6 +65,8 @@ def test_metrics_follow_the_contract_and_the_runs(data):
         assert metrics["relative_variance"][name] == pytest.approx(total[i] / total[0], abs=1e-6)
     assert metrics["relative_variance"]["on_policy"] == 1
     assert metrics["episodes_to_match"]["on_policy"] == pytest.approx(300)
+    assert set(metrics["episodes_to_match_se"].values()) == {None}  # of one group
+    assert not {"relative_variance_pool_se", "runs_disjoint"} & metrics.keys()  # runs are independent
     assert max(metrics["largest_mean_error"].values()) < 6  # few runs
     known = metrics["exact_relative_variance"]
     assert known["son_balanced"] is None

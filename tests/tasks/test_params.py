@@ -104,6 +104,7 @@ def test_a_bad_section_is_one_line(tmp_path, section, line):
             r"m \(the width, height and horizon\) is 1000000000, expected a whole number from 1",
         ),
         ({"mujoco": {"robot": "hoper"}}, "unknown robot 'hoper', expected one of ant, hopper"),
+        ({"mujoco": {"robot": "hopper", "companion": "median"}}, "companion is 'median', expected mean or sample"),
         ({"gymnasium": {"id": "NoSuch-v0"}}, "environment 'NoSuch-v0': "),
         ({"gymnasium": {}}, "expected either id or factory"),
         ({"gymnasium": {"factory": "json:nothing"}}, "factory 'json:nothing': .*expected module:function"),

@@ -1,5 +1,6 @@
 """A chain without exact values on a small data folder: the pool, the runs drawn from it, the truth."""
 
+import functools
 import json
 import shutil
 from dataclasses import replace
@@ -7,13 +8,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from manyfold import policies
+from manyfold.estimate import runs, summary
+from manyfold.estimate.loggers import logging_of
 from manyfold.estimate.methods import LOGGERS
 from manyfold.estimate.registry import ESTIMATORS
 from manyfold.rollout import Steps
-from tasks import accuracy, accuracy_sampled, evaluate, report, studies
+from manyfold.streams import stream
+from tasks import accuracy, accuracy_sampled, evaluate, offline, q, q_hat, report, studies
+from tasks.behavior import design
 from tasks.groups import Group
+from tests.tasks.conftest import GRID, changed, run
 from tests.tasks.conftest import ROBOT as STUDY
-from tests.tasks.conftest import changed
 
 ROBOT, PROTOCOL = STUDY.name, evaluate.read_protocol(STUDY)
 
@@ -83,6 +89,32 @@ def test_runs_are_drawn_from_the_pool(again):
     assert not np.array_equal(group.estimates[0], group.estimates[1])
 
 
+def test_runs_are_disjoint_where_the_pool_is_large_enough(robot_data):
+    """90 episodes make three runs of 30; 60 make none of three, and runs of 60 overlap."""
+    assert evaluate.run_length(PROTOCOL, 3) == 30
+    assert evaluate.run_length(PROTOCOL._replace(pool=60), 3) == 60
+    assert evaluate.run_length(PROTOCOL._replace(pool=10**6), 3) == PROTOCOL.episodes == 60
+    assert load(robot_data).points[-1] == 30
+    assert json.loads((robot_data / "evaluate" / ROBOT / "metrics.json").read_text())["runs_disjoint"]
+
+
+def test_the_errors_of_relative_variances_are_their_spread_over_pools(data):
+    """Of estimators without heavy tails; on a Gridworld, where pools cost next to nothing."""
+    group = Group(GRID, 0, data)
+    logging = logging_of(group.environment(), design(group))
+    pools = []
+    for i in range(60):
+        log = functools.partial(lambda i, by: next(logging.log(by, 600, stream("pools", by, i))), i)
+        pools.append(runs.logged(log))
+    variances = np.stack([runs.estimates(pool, np.array([600])).variances for pool in pools])
+    spread = summary.relative_variances(variances).std(0, ddof=1)
+    said = np.mean([evaluate.variance_errors(pool, 3)[1] for pool in pools[:8]], 0)
+    for i, name in enumerate(ESTIMATORS):
+        if name in ("mpe", "odi", "mpe_baseline", "son_balanced", "pooled"):
+            assert said[i] == pytest.approx(spread[i], rel=0.4), name
+    assert said[0] == spread[0] == 0
+
+
 def test_an_interrupted_group_resumes_to_the_same_numbers(robot_data, again, tmp_path):
     group, parts, _ = again
     shutil.copy(parts / "mu.safetensors", tmp_path)
@@ -101,7 +133,17 @@ def test_metrics_say_where_runs_and_truth_come_from(robot_data):
     on_policy = np.sqrt(np.stack([g.variances[0, 0] for g in groups]) / 30)  # at `match` episodes
     assert metrics["truth"]["largest_share"] == pytest.approx((errors / on_policy).max(), abs=1e-6)
     assert metrics["truth"]["share"] == pytest.approx((errors / on_policy).mean(), abs=1e-6)
+    best = [np.sqrt(g.variances[0]).mean(-1).argmin() for g in groups]
+    least = np.sqrt(np.stack([g.variances[0, i] for g, i in zip(groups, best, strict=True)]) / 200)
+    assert metrics["truth"]["share_of_best_at_200"] == pytest.approx((errors / least).mean(), abs=1e-6)
     relative = [g.variances[0].sum(-1) / g.variances[0, 0].sum() for g in groups]
+    own = np.stack([g.relative_error for g in groups])
+    pool_se, share = metrics["relative_variance_pool_se"], metrics["relative_variance_pool_se_share"]
+    for i, name in enumerate(ESTIMATORS):
+        assert pool_se[name] == pytest.approx(np.sqrt((own[:, i] ** 2).sum()) / 2, abs=1e-6)
+        assert share[name] == pytest.approx((own[:, i] / [one[i] for one in relative]).max(), abs=1e-4)
+        assert metrics["episodes_to_match_se"][name] >= 0
+    assert pool_se["on_policy"] == 0
     for i, name in enumerate(ESTIMATORS):
         assert metrics["relative_variance"][name] == pytest.approx(np.mean(relative, 0)[i], abs=1e-6)
         mean = np.mean([g.pool[0, i] - g.truth for g in groups], 0)
@@ -122,6 +164,10 @@ def test_a_robot_is_described_and_reported(robot_data, capsys):
     rows = evaluate.STAGE.describe(robot_data / "evaluate" / ROBOT)
     assert [row[3] for row in rows] == [""] * len(ESTIMATORS)  # nothing exact
     assert report.main(["--study", ROBOT, "--data", str(robot_data)]) == 0
+    table = (robot_data / "report" / ROBOT / "episodes_to_match.md").read_text().splitlines()
+    metrics = json.loads((robot_data / "evaluate" / ROBOT / "metrics.json").read_text())
+    match, error = (metrics[name]["mpe"] for name in ("episodes_to_match", "episodes_to_match_se"))
+    assert table[3].startswith(f"| MPE | {match:.0f} | {error:.0f} |")
     assert "Hopper: 2 groups x 3 runs, 3 policies" in capsys.readouterr().out
 
 
@@ -235,3 +281,24 @@ def test_the_rest_of_the_return_and_a_fit_against_it_by_hand():
     np.testing.assert_allclose(fit.correlation, [1, 1])
     np.testing.assert_allclose(fit.slope, [0.5, 1])
     np.testing.assert_allclose(fit.bias, [5 / np.sqrt(5), 1])
+
+
+def test_with_a_companion_by_its_mean_the_state_is_s_alone(robot_data, tmp_path):
+    """From the logged data to the fits and mu; what is executed is the mean of the group's companion."""
+    study = replace(STUDY, environment={"mujoco": {"robot": "hopper", "companion": "mean"}})
+    shutil.copytree(robot_data / "targets", tmp_path / "targets")
+    for module in (offline, q, q_hat):
+        run(module.STAGE, study, tmp_path)
+    group, appended = Group(study, 0, tmp_path), Group(STUDY, 0, robot_data)
+    (batch,) = group.transitions().batches(10**6, np.random.default_rng(0))
+    assert (batch.state.shape[1], group.environment().width, group.values("q").shape.width) == (11, 11, 11)
+    assert (appended.environment().width, appended.values("q").shape.width) == (13, 13)
+    saved = policies.load(group.folder("targets") / "companion")
+    env = group.environment()
+    expected = saved.outputs(batch.state[:9], 0)[0, :, 1:]
+    for seed in (0, 1):
+        np.testing.assert_array_equal(env.companion(batch.state[:9], np.random.default_rng(seed)), expected)
+    logging = logging_of(env, design(group))
+    for loggers in LOGGERS:
+        (episodes,) = logging.log(loggers, 6, np.random.default_rng(0))
+        assert episodes.target_probs.shape[:2] == (3, 6)

@@ -200,6 +200,24 @@ def test_the_companions_action_is_in_the_observation_before_the_bin_is_chosen_an
     assert np.array_equal(obs[:, : D_S[env]], expected)
 
 
+@pytest.mark.parametrize("env", ROBOTS)
+def test_a_companion_that_is_a_function_of_s_is_executed_but_not_appended(env):
+    """Its very action is sent, as the same function of raw observations says, and the observation is s alone."""
+    world = RunningMujoco(env, tanh_companion(env), [3, 8], appended=False)
+    raw, rng = make_envpool(env, [3, 8], 100, 1), np.random.default_rng(0)
+    obs, expected = world.reset(), raw.reset()[0]
+    low, high = raw.action_space.low[1:], raw.action_space.high[1:]
+    while not world.done.any():
+        assert obs.shape == (2, D_S[env])
+        np.testing.assert_array_equal(obs, expected)
+        bins = rng.integers(10, size=2)
+        rest = tanh_companion(env)(expected, None).clip(low, high) if D_A[env] > 1 else np.empty((2, 0))
+        expected, reward, _, _, _ = raw.step(np.column_stack([world.midpoints[bins], rest]))
+        obs, rewards, _, _ = world.step(bins)
+        np.testing.assert_array_equal(rewards, reward)
+    np.testing.assert_array_equal(obs, expected)
+
+
 def test_the_companion_sees_raw_observations_and_is_clipped():
     seen = []
 
@@ -384,6 +402,12 @@ def test_the_environment_says_what_its_slots_are(robot):
     assert (running.n, running.horizon, running.n_actions) == (3, 30, 7)
     np.testing.assert_allclose(running.edges[[0, -1]], [env.low[0], env.high[0]])
     assert running.reset().shape == (3, env.width)
+
+
+def test_what_is_not_appended_is_not_in_the_width():
+    env = BinnedMujoco("ant", tanh_companion("ant"), appended=False)
+    assert env.width == env.n_features == D_S["ant"]
+    assert env.open(3, np.random.default_rng(0)).reset().shape == (3, env.width)
 
 
 def test_the_slots_have_seeds_of_the_generator():

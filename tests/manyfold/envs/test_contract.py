@@ -48,6 +48,9 @@ MAKE = {
     "finite": lambda: Finite(random_mdp()),
     "inverted-pendulum": lambda: BinnedMujoco("inverted-pendulum", horizon=25),
     "hopper": lambda: BinnedMujoco("hopper", companion, horizon=25, bins=5),
+    "hopper, its companion a function of s": lambda: BinnedMujoco(
+        "hopper", lambda obs, rng: np.tanh(obs[:, -2:]), horizon=20, bins=5, appended=False
+    ),
     "cartpole": lambda: GymnasiumEnvironment("CartPole-v1", horizon=25),
     "cartpole with a TimeLimit below the horizon": lambda: GymnasiumEnvironment(
         lambda: gymnasium.make("CartPole-v1", max_episode_steps=15), horizon=25, name="short"

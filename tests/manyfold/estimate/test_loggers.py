@@ -37,16 +37,19 @@ def policies(env, many, seed, spread):
     return MlpPolicySet(tensors, Spec(env, "binned_gaussian", 100, BINS, names, 0, d, LOW[env], -LOW[env]))
 
 
-def values(env, seed, scale):
-    g, width = torch.Generator().manual_seed(seed), D_S[env] + D_A[env] - 1
+def values(env, seed, scale, mean):
+    g, width = torch.Generator().manual_seed(seed), D_S[env] + (0 if mean else D_A[env] - 1)
     shape = Shape(100, BINS, K, HIDDEN, 0, width)
     centre, spread = torch.randn(width, generator=g), 0.5 + torch.rand(width, generator=g)
     return ValueNets(shape, torch.randn(size(shape), generator=g), centre, spread, scale * (1 + torch.arange(K)))
 
 
-def make(env, spread=0.1, alpha=0.0):
-    behavior = Behavior(policies(env, K, 0, spread), values(env, 1, 5.0), values(env, 2, 40.0), alpha)
-    return FittedLogging(BinnedMujoco(env, policies(env, 1, 3, 0.1).companion()), behavior)
+def make(env, spread=0.1, alpha=0.0, mean=False):
+    nets = (values(env, seed, scale, mean) for seed, scale in ((1, 5.0), (2, 40.0)))
+    companion = policies(env, 1, 3, 0.1).companion(mean=mean)
+    return FittedLogging(
+        BinnedMujoco(env, companion, appended=not mean), Behavior(policies(env, K, 0, spread), *nets, alpha)
+    )
 
 
 # --- one row at a time, from the definitions ---------------------------------------------------------------------
@@ -110,12 +113,17 @@ def literal_returns(robot, rows, loggers):
     return out
 
 
-@pytest.mark.parametrize(("env", "alpha"), [("hopper", 0.0), ("inverted-pendulum", 0.2)])
+@pytest.mark.parametrize(
+    ("env", "alpha", "mean"), [("hopper", 0.0, False), ("hopper", 0.0, True), ("inverted-pendulum", 0.2, False)]
+)
 @pytest.mark.parametrize("loggers", LOGGERS)
-def test_every_return_is_the_literal_one(env, alpha, loggers, monkeypatch):
-    """More episodes than slots, so that they run out of step; every number against single rows."""
+def test_every_return_is_the_literal_one(env, alpha, mean, loggers, monkeypatch):
+    """More episodes than slots, so that they run out of step; every number against single rows.
+
+    Probabilities are those of the evaluated dimension alone, whether the companion samples or acts by its mean.
+    """
     monkeypatch.setattr(Environment, "slots", 4)
-    robot, episodes = make(env, alpha=alpha), 9
+    robot, episodes = make(env, alpha=alpha, mean=mean), 9
     many = 1 if loggers == "mu" else K
     (rows,) = rollout(robot.env, robot.choose(loggers), np.arange(episodes) % many, stream("test"), episodes)
     (logged,) = robot.log(loggers, episodes, stream("test"))  # the same episodes

@@ -174,6 +174,23 @@ def test_a_draw_takes_no_episode_twice_and_keeps_the_loggers_turns():
     np.testing.assert_array_equal(np.sort(all_of_them), values["mu", "pdis"][0])
 
 
+def test_runs_of_a_large_enough_pool_are_disjoint_parts_of_it():
+    numbers = np.tile(np.arange(60.0), (3, 1))
+    values = {("targets", "pdis"): numbers, ("targets", "balanced"): -numbers, ("mu", "pdis"): numbers}
+    found = list(runs.draws(values, 15, 4, stream("test")))
+    assert len(found) == 4
+    for key in values:
+        np.testing.assert_array_equal(np.sort(np.concatenate([one[key][0] for one in found])), np.sort(values[key][0]))
+    for one in found:
+        np.testing.assert_array_equal(one["targets", "pdis"][0] % 3, np.arange(15) % 3)  # loggers still in turns
+        np.testing.assert_array_equal(one["targets", "balanced"], -one["targets", "pdis"])
+    overlapping = [one["mu", "pdis"][0] for one in runs.draws(values, 30, 3, stream("test"))]
+    assert [len(np.unique(one)) for one in overlapping] == [30, 30, 30]
+    assert len(np.intersect1d(overlapping[0], overlapping[1])) > 0
+    again = runs.draw(values, 30, stream("test"))["mu", "pdis"][0]
+    np.testing.assert_array_equal(overlapping[0], again)
+
+
 @pytest.mark.parametrize(("episodes", "pool"), [(63, 60), (31, 60), (30, 61)])
 def test_a_draw_that_the_pool_cannot_give_is_refused(episodes, pool):
     with pytest.raises(ValueError, match=f"{episodes} episodes of a pool of {pool}, expected at most all, both mult"):
@@ -181,7 +198,10 @@ def test_a_draw_that_the_pool_cannot_give_is_refused(episodes, pool):
 
 
 def test_the_truth_from_pooled_episodes_is_the_exact_one_with_its_error(world):
-    """J within its standard error of the exact values, the error as large as many repetitions say, and below MC's."""
+    """J within its standard error of the exact values, the error as large as many repetitions say, and below MC's.
+
+    6,000 episodes leave it under a fifth of the best estimator's error at 200, for the mean policy.
+    """
     mdp, tables = world
     exactly = exact.values(mdp, tables.targets)
     found = [runs.pooled_truth(tables.log("targets", 400, stream("truth", r))) for r in range(60)]
@@ -190,7 +210,12 @@ def test_the_truth_from_pooled_episodes_is_the_exact_one_with_its_error(world):
     assert (np.abs(z.mean(0)) < 4 / np.sqrt(60)).all()
     np.testing.assert_allclose(z.std(0, ddof=1), 1, atol=4 / np.sqrt(120))
     on_policy = np.array([exact.pdis_variance(mdp, tables.targets[[k]], tables.targets[k])[0] for k in range(K)])
-    assert (errors.mean(0) < np.sqrt(on_policy / (400 / K))).all()
+    assert (errors.mean(0) < 0.7 * np.sqrt(on_policy / (400 / K))).all()
+    long = runs.pooled_truth(tables.log("targets", 6000, stream("truth")))
+    assert (np.abs(long[0] - exactly) < 4 * long[1]).all()
+    run = runs.run(lambda name: logged(tables, name, 6000, stream("best", name)), np.array([K, 6000]))
+    best = np.sqrt(run.variances / 200).mean(-1).min()
+    assert long[1].mean() < best / 5
 
 
 def test_the_truth_does_not_depend_on_how_episodes_are_cut_into_blocks(world):

@@ -49,6 +49,21 @@ def test_episodes_to_match_follows_the_square_root_law():
         summary.episodes_to_match(points, errors, 500)
 
 
+def test_the_bootstrap_over_groups_knows_the_error_of_episodes_to_match():
+    """Against many sets of groups: an estimator with a quarter of the variance, each group's with its own factor."""
+    points, rng = np.array([10, 100, 1000]), np.random.default_rng(0)
+
+    def groups():
+        factors = np.exp(0.2 * rng.standard_normal((30, 1, 1))) * np.array([0.5])[:, None]
+        on = np.broadcast_to(1 / np.sqrt(points), (30, 1, 3))
+        return np.concatenate([on, factors * on], 1)
+
+    found = [summary.episodes_to_match(points, groups().mean(0), 1000) for _ in range(300)]
+    said = [summary.match_errors(points, groups(), 1000, rng, 100) for _ in range(20)]
+    np.testing.assert_allclose(np.mean(said, 0), np.std(found, axis=0), rtol=0.15, atol=1e-6)
+    assert np.isnan(summary.match_errors(points, groups()[:1], 1000, rng)).all()
+
+
 def test_bias_is_seen_policy_by_policy():
     rng = np.random.default_rng(0)
     noise = rng.standard_normal((20, 30, 2, 3))

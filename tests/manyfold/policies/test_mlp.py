@@ -127,6 +127,8 @@ def test_the_companion_samples_the_other_dimensions():
     mean, std = by_hand(policies, 1, obs[0])[1:], np.exp(policies.tensors["log_std"][1, 0, 1:].numpy())
     assert (np.abs(rest.mean(0) - mean) < 4 * std / 200).all()
     assert (np.abs(rest.std(0) - std) < 4 * std / np.sqrt(80_000)).all()
+    acted = policies.companion(1, mean=True)(obs[:3], np.random.default_rng(1))
+    np.testing.assert_allclose(acted, np.tile(mean, (3, 1)), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("make", [softmax_set, gaussian_set])
