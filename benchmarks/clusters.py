@@ -1,6 +1,6 @@
 """Strong scaling of one evaluation on a Dask cluster: `python -m benchmarks.clusters`.
 
-2,000 episodes of ten policies of Hopper-v5 (networks of two layers of 64, all three dimensions), here in this process
+1,000 episodes of ten policies of Hopper-v5 (networks of two layers of 64, all three dimensions), here in this process
 and on real schedulers with 1, 2 and 4 worker processes of one thread. Time is CPU time, which other work on the machine
 disturbs less: that of the worker that had most to do, and of the process that asks, which hands out shards, joins the
 episodes and estimates. The cluster's values must be those of this process, byte by byte.
@@ -93,7 +93,7 @@ def longest(seconds: list[float], cores: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--episodes", type=int, default=2000)
+    parser.add_argument("--episodes", type=int, default=1000)
     args = parser.parse_args()
     torch.set_num_threads(1)
     evaluated(100)
