@@ -17,7 +17,7 @@ paper: .venv/ready
 	$(BIN)/python -m flows.pipeline --all
 
 test: lint .venv/browser
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup --no-loadscope-reorder
+	$(BIN)/python -m pytest --numprocesses 2 --no-loadscope-reorder
 
 test-slow: .venv/ready
 	HYPOTHESIS_PROFILE=slow $(BIN)/python -m pytest -m "slow or not slow"

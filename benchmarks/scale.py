@@ -6,6 +6,7 @@
 Networks of two layers of 64 over vectors of 8 numbers, actions of two dimensions, in an environment that costs next to
 nothing: what is measured is ours. Every case is a process of its own with one thread; seconds are of CPU time. Fits are
 of q for as many networks, from 20,000 logged tuples with four counted actions. An exponent of 1 means proportional.
+The defaults are written to data/scale; a case that is there is not run again (`--again` runs all).
 """
 
 import argparse
@@ -23,14 +24,17 @@ from gymnasium import spaces
 from torch import nn
 
 import manyfold as mf
-from benchmarks.show import show
 from manyfold.arrays import Array, Bools, Ints
 from manyfold.envs.base import Environment, Observations
 from manyfold.estimate.sources import Pooling
+from manyfold.files import write_json
 from manyfold.policies.layers import FixedStd
 from manyfold.streams import stream
+from manyfold.tables import markdown, write_table
 
 WIDTH, ACTIONS, LOGGED = 8, 2, 20_000
+OUT = Path("data/scale/time.json")
+PARTS = "rollouts", "estimates", "decisions"
 
 
 class Drift(Environment):
@@ -148,11 +152,40 @@ def exponent(sizes: list[int], seconds: list[float]) -> str:
     return f"{np.polyfit(np.log(sizes), np.log(seconds), 1)[0]:.2f}" if len(sizes) > 1 else ""
 
 
+def evaluations(cases: dict[str, dict[str, float]], policies: list[int], horizons: list[int]) -> list[tuple[str, ...]]:
+    """The table of evaluations: every case, and how each part grows."""
+    rows: list[tuple[str, ...]] = [("", "T", *PARTS, "peak memory", "relative variance")]
+    for horizon in horizons:
+        each = [cases[f"K={k} T={horizon}"] for k in policies]
+        for k, found in zip(policies, each, strict=True):
+            seconds = (f"{found[name]:.2f} s" for name in PARTS)
+            rows.append((f"K = {k}", f"{horizon:,}", *seconds, f"{found['GiB']:.2f} GiB", f"{found['relative']:.3f}"))
+        grown = (exponent(policies, [found[name] for found in each]) for name in PARTS)
+        rows.append(("exponent in K", f"{horizon:,}", *grown, "", ""))
+        times = (f"{each[-1][name] / each[0][name]:.1f}" for name in PARTS)
+        rows.append((f"K = {policies[-1]} over {policies[0]}", f"{horizon:,}", *times, "", ""))
+    for k in policies[-1:] if len(horizons) > 1 else []:
+        each = [cases[f"K={k} T={horizon}"] for horizon in horizons]
+        grown = (exponent(horizons, [found[name] for found in each]) for name in PARTS)
+        rows.append((f"exponent in T, K = {k}", "", *grown, "", ""))
+    return rows
+
+
+def fitted(cases: dict[str, dict[str, float]], policies: list[int]) -> list[tuple[str, ...]]:
+    """The table of fits."""
+    each = [cases[f"K={k} T=0"] for k in policies]
+    rows = [("", "fits", "peak memory")]
+    rows += [(f"K = {k}", f"{x['fits']:.1f} s", f"{x['GiB']:.2f} GiB") for k, x in zip(policies, each, strict=True)]
+    rows.append(("exponent in K", exponent(policies, [x["fits"] for x in each]), ""))
+    return [*rows, (f"K = {policies[-1]} over {policies[0]}", f"{each[-1]['fits'] / each[0]['fits']:.1f}", "")]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--episodes", type=int, default=2000)
     parser.add_argument("--policies", type=int, nargs="+", default=[10, 30, 100])
     parser.add_argument("--horizons", type=int, nargs="+", default=[100, 300, 1000])
+    parser.add_argument("--again", action="store_true", help="run cases that are in data/scale, too")
     parser.add_argument("--case", type=int, nargs=3, help=argparse.SUPPRESS)
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -162,21 +195,19 @@ def main() -> None:
         found["GiB"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
         print(json.dumps(found))
         return
-    parts, rows, seen = ("rollouts", "estimates", "decisions"), [], {}
-    for horizon in args.horizons:
+    kept = args.episodes == parser.get_default("episodes")
+    cases = json.loads(OUT.read_text()) if kept and OUT.exists() and not args.again else {}
+    for horizon in [0, *args.horizons]:
         for k in args.policies:
-            seen[k, horizon] = found = case(k, horizon, args.episodes)
-            each = (f"{found[name]:.2f} s" for name in parts)
-            rows.append((f"{k}", f"{horizon:,}", *each, f"{found['GiB']:.2f} GiB", f"{found['relative']:.3f}"))
-    for horizon in args.horizons:
-        grown = (exponent(args.policies, [seen[k, horizon][name] for k in args.policies]) for name in parts)
-        rows.append(("exponent in K", f"{horizon:,}", *grown, "", ""))
-    header = ("K", "T", *parts, "peak memory", "relative variance")
-    show(f"Evaluating K policies, {args.episodes:,} episodes, one thread, CPU time", header, rows)
-    seconds = [case(k, 0, 0) for k in args.policies]
-    rows = [(f"{k}", f"{x['fits']:.1f} s", f"{x['GiB']:.2f} GiB") for k, x in zip(args.policies, seconds, strict=True)]
-    rows.append(("exponent in K", exponent(args.policies, [x["fits"] for x in seconds]), ""))
-    show(f"Fits of q for K policies, {LOGGED:,} tuples, T = 100", ("K", "seconds", "peak memory"), rows)
+            if (name := f"K={k} T={horizon}") not in cases:
+                cases[name] = case(k, horizon, args.episodes)
+                if kept:
+                    write_json(OUT, cases)
+    tables = {"time": evaluations(cases, args.policies, args.horizons), "fits": fitted(cases, args.policies)}
+    for name, rows in tables.items():
+        print(markdown(rows))
+        if kept and args.policies == parser.get_default("policies") and args.horizons == parser.get_default("horizons"):
+            write_table(rows, OUT.with_name(name), ("md",))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
 import os
 import signal
-from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -13,12 +12,16 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 # A job in the background ignores Ctrl-C, and so would all that the tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-FLOWS = Path(__file__).parent / "flows"
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Of several processes (`--numprocesses 2`) one gets a whole file, whose fixtures it makes once, and one all flows,
+    whose Prefect server and finished project they share. (Marks for `--dist loadgroup` do nothing with pytest 9.2.)"""
+    from xdist.scheduler import LoadScopeScheduling
 
-@pytest.hookimpl(tryfirst=True)  # before xdist's, which reads the marks
-def pytest_collection_modifyitems(items):
-    """Of several processes (`-n 2 --dist loadgroup`) one gets a whole file, whose fixtures it makes once, and one all
-    flows, whose Prefect server and finished project they share."""
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group("flows" if item.path.is_relative_to(FLOWS) else str(item.path)))
+    class Groups(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            path = nodeid.split("::")[0]
+            return "flows" if path.startswith("tests/flows/") else path
+
+    return Groups(config, log)

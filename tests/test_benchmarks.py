@@ -6,7 +6,7 @@ import typing
 
 import yaml
 
-from benchmarks import glance, install_size
+from benchmarks import clusters, glance, install_size, policies
 from benchmarks.__main__ import NAMES, RESULTS, ROOT, run
 from manyfold.files import write_json
 
@@ -61,3 +61,21 @@ def test_every_package_counts_once_and_for_the_first_extra_that_needs_it():
     assert {"dvc", "mlflow", "dask", "distributed"} <= set(sizes["pipeline"])
     assert "onnxruntime" in sizes["onnx"]
     assert sizes["core"]["torch"] > 100
+
+
+def test_the_cost_of_policies_is_that_of_the_worst_or_of_all_by_themselves():
+    runs = [{"own": [1.0, 3.0], "pooled": [2.0, 5.0]}, {"own": [3.0, 3.0], "pooled": [4.0, 3.0]}]
+    assert policies.cost("monte carlo", runs, 2.0) == 2.5  # each with as many episodes as it needs
+    assert policies.cost("in turns", runs, 2.0) == 3.0
+    assert policies.cost("pooled", runs, 2.0) == 2.0  # of the means 3 and 4
+    for world in policies.WORLDS.values():
+        for spread in policies.SPREADS:
+            kept = world.kept(spread)
+            assert len(set(kept)) == policies.MANY
+            assert kept == sorted(kept)
+    assert policies.chosen(2) == [0, 99]
+
+
+def test_cores_take_the_next_shard_when_they_are_free():
+    assert clusters.longest([3.0, 1.0, 1.0, 1.0], 2) == 3.0
+    assert clusters.longest([1.0, 1.0, 3.0], 2) == 4.0

@@ -142,4 +142,11 @@ def test_the_keys_of_the_pipelines_files_are_those_of_the_docs(name):
 def test_the_folders_of_a_store_are_those_of_the_docs(tmp_path):
     policies = mf.TabularPolicySet(np.full((2, 2, 4, 4), 0.25))  # [K, T, S, A]
     mf.evaluate(mf.Gridworld.draw(m=2, seed=0), policies, episodes=8, store=tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == {"store.json", "policies", "plans", "episodes", "lock"}
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "store.json",
+        "policies",
+        "plans",
+        "episodes",
+        "lock",
+        "merging",
+    }

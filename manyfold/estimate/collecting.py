@@ -120,7 +120,8 @@ def run_shard(job: Job, shard: Shard, keep: Keep | None = None) -> Episodes:
             if keep:
                 ended = np.unique(part.episode)
                 keep(shard, ended, _episodes(job, part, shard.who[ended]))
-        return _episodes(job, _by_episode(Steps.join(parts)), shard.who)
+        rows = parts.pop() if len(parts) == 1 else _by_episode(_joined(parts))
+        return _episodes(job, rows, shard.who)
     finally:
         torch.set_num_threads(threads)
 
@@ -139,8 +140,15 @@ def as_they_end(steps: Iterable[Steps], episodes: int, every: float) -> Iterator
             whole, last = ended[rows.episode], time.monotonic()
             yield _by_episode(rows.take(whole))
             kept, ended = [rows.take(~whole)], np.zeros(episodes, dtype=np.bool_)
-    if kept and (rows := Steps.join(kept)).t.size:
-        yield _by_episode(rows)
+    if any(step.t.size for step in kept):
+        yield _by_episode(_joined(kept))
+
+
+def _joined(parts: list[Steps]) -> Steps:
+    """One after the other; the list is empty afterwards, as many policies' steps should not be in memory twice."""
+    found = Steps.join(parts)
+    parts.clear()
+    return found
 
 
 def _by_episode(rows: Steps) -> Steps:

@@ -1,9 +1,11 @@
 """Shards: the same bytes here, in other processes and on a Dask cluster, and after a worker was killed."""
 
+import contextlib
 import os
 import signal
 import threading
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 
 import numpy as np
 import pytest
@@ -22,12 +24,12 @@ WHO = spread(np.full(3, 80))
 FIELDS = ("states", "t", "actions", "rewards", "lengths", "logger", "log_targets", "log_loggers", "own", "probs")
 
 
-def job():
-    return Job(GymnasiumEnvironment(doors.make, doors.T, "walk"), doors.policies())
+def job(env=None):
+    return Job(env or GymnasiumEnvironment(doors.make, doors.T, "walk"), doors.policies())
 
 
-def run(crew, workers=1, keep=None):
-    one = job()
+def run(crew, workers=1, keep=None, env=None):
+    one = job(env)
     return crew.run(one, shards(one, WHO, seeds_of("test", numbers=np.arange(len(WHO))), workers), keep)
 
 
@@ -50,6 +52,37 @@ def test_a_dask_cluster_gives_the_same_bytes(dask_scheduler):
         found = run(crew, 1, lambda shard, ended, episodes: kept.append((shard.number, len(ended))))
     assert_same(found, run(Crew()))
     assert sorted(kept) == [(0, 100), (1, 100), (2, 40)]
+
+
+class Telling(doors.Walk):
+    """The first process that comes to the middle of an episode tells its number, and waits there to be killed."""
+
+    def __init__(self, folder):
+        self.folder, self.steps = folder, 0
+
+    def step(self, action):
+        self.steps += 1
+        if self.steps == 3 and not (self.folder / "told").exists():
+            with contextlib.suppress(FileExistsError), (self.folder / "told").open("x"):
+                (self.folder / "pipe").write_text(str(os.getpid()))
+                threading.Event().wait()
+        return super().step(action)
+
+
+def test_a_worker_of_a_cluster_that_is_killed_in_the_middle_changes_no_byte(dask_scheduler, tmp_path):
+    def kill():
+        os.kill(int((tmp_path / "pipe").read_text()), signal.SIGKILL)  # reading waits for who writes
+
+    os.mkfifo(tmp_path / "pipe")
+    killer = threading.Thread(target=kill, daemon=True)
+    killer.start()
+    with Crew(1, dask_scheduler) as crew:
+        before = set(crew._client.run(os.getpid).values())
+        found = run(crew, env=GymnasiumEnvironment(partial(Telling, tmp_path), doors.T, "walk"))
+        killer.join(60)
+        assert not killer.is_alive()
+        assert before != set(crew._client.run(os.getpid).values())  # its nanny has started another, or is about to
+    assert_same(found, run(Crew()))
 
 
 def test_a_worker_that_is_killed_is_replaced():
