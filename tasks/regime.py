@@ -30,6 +30,7 @@ from manyfold import policies as policy_sets
 from manyfold.arrays import Array, check_number
 from manyfold.estimate import loggers, methods, runs
 from manyfold.estimate.loggers import FittedLogging
+from manyfold.estimate.methods import Loggers
 from manyfold.estimate.registry import ESTIMATORS
 from manyfold.files import atomic, sha256, write_json
 from manyfold.policies.mlp import MlpPolicySet
@@ -86,12 +87,13 @@ class Choice(NamedTuple):
         if amount.logged is not None:
             changed["offline"] = {"episodes": min(amount.logged, study.params["offline"]["episodes"])}
         if amount.updates is not None:
-            changed |= {fit: {"most_updates": amount.updates} for fit in ("q", "q_hat")}
+            for fit in ("q", "q_hat"):
+                changed[fit] = {"most_updates": min(amount.updates, study.params[fit]["most_updates"])}
         params = {stage: section | changed.get(stage, {}) for stage, section in study.params.items()}
         return replace(study, params=params)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Measured:
     """A choice with what was found last; `[G]` each."""
 
@@ -152,10 +154,8 @@ def name_of(position: Position, config: Config) -> str:
 def place(study: Study, number: int, work: Path, data: Path) -> Group:
     """The group with its targets, companion and history, as the stage `targets` would have left them."""
     group, plan = Group(study, number, data), plan_of(study, number)
-    config, known = (
-        targets.config(make_environment(study, number)),
-        policy_sets.load(work / group_name(number) / "targets"),
-    )
+    config = targets.config(make_environment(study, number))
+    known = policy_sets.load(work / group_name(number) / "targets")
     if not isinstance(known, MlpPolicySet):
         raise ValueError(f"{work / group_name(number)}: expected networks, found a table")
     folder = group.folder("targets")
@@ -189,9 +189,9 @@ def baselines(group: Group, episodes: int) -> dict[str, Array]:
     """ODI's, SON's and SODI's variances relative to on-policy MC's, from one run of so many episodes of each."""
     logging = FittedLogging(group.environment(), design(group))
     at, found = np.array([episodes]), {}
-    for by, own, shared in (("targets", "on_policy", "son"), ("odi", "odi", "sodi")):
-        rng = stream("regime", group.study.name, group.number, by)
-        blocks = logging.log("targets" if by == "targets" else "odi", episodes, rng)
+    shares: tuple[tuple[Loggers, str, str], ...] = (("targets", "on_policy", "son"), ("odi", "odi", "sodi"))
+    for by, own, shared in shares:
+        blocks = logging.log(by, episodes, stream("regime", group.study.name, group.number, by))
         returns = np.concatenate([methods.pdis(block) for block in blocks], -1)  # [K, N]
         found[own] = runs.own_estimates(returns, at)
         found[shared] = runs.pooled_estimates(returns, at, len(returns))

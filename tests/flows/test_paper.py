@@ -17,9 +17,6 @@ GIB = 2**30
 def test_the_paper_is_made_in_one_go_and_in_little_memory(names, tmp_path):
     """From PPO to the joined report; all of its processes together, a server and a store among them."""
     project = tiny(tmp_path / "paper", names)
-    if "hopper" in names:
-        project.set("robot: hopper\n", "robot: hopper\n        companion: mean\n")
-        project.commit()
     process = project.start("flows.pipeline", "--all", PREFECT_API_URL="")
     most = 0
     while process.poll() is None:
