@@ -27,7 +27,7 @@ from manyfold.mdp import FiniteMDP
 from manyfold.streams import stream
 from manyfold.tables import markdown, write_table
 
-LOGGERS, EPISODES = (2, 5, 10, 30, 100), 2000
+LOGGERS, EPISODES = (5, 10, 30, 100), 2000
 OUT = Path("data/scale/subsets")
 
 
@@ -66,7 +66,7 @@ def cell(each: list[Array]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=3, help="of each training")
+    parser.add_argument("--repeats", type=int, default=1, help="of each training")
     parser.add_argument("--work", type=Path, default=Path("build/policies"), help="of benchmarks.policies")
     args = parser.parse_args()
     torch.set_num_threads(1)

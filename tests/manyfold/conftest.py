@@ -17,7 +17,7 @@ def dask_scheduler():
     """The address of a real scheduler with two worker processes."""
     from distributed import LocalCluster
 
-    with LocalCluster(2, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0") as cluster:
+    with LocalCluster(n_workers=2, threads_per_worker=1, host="127.0.0.1", dashboard_address="127.0.0.1:0") as cluster:
         yield cluster.scheduler_address
 
 
