@@ -82,7 +82,7 @@ WORLDS = {
     ),
     "Hopper": World("Hopper-v5", {}, 1, True, (2048, 320), 20, 10, 1, 2, (2, 10, 100), lambda k: max(600, 10 * k)),
 }
-LIMITS = {"near": (0.1, 200), "whole": (0.3, 2e6)}  # of the figure
+LIMITS = {"near": (0.1, 200), "whole": (0.05, 2e6)}  # of the figure
 LABELS = {  # Okabe-Ito: the colour-blind can tell them apart
     "monte carlo": ("on-policy MC", "#000000", "--"),
     "in turns": ("on-policy MC, in turns", "#000000", ":"),

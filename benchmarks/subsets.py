@@ -3,9 +3,10 @@
 Every density of the hundred is needed for every step whoever runs, so fewer loggers save no time of that kind. They
 save episodes where few are wanted, as each logger should run ten: a hundred loggers, a thousand episodes. But only who
 runs has weights of at most 1 / alpha_k. Gridworld 1,000, the checkpoints of `benchmarks.policies`, J of them in turns,
-evenly spread, the first and the last among them, 2,000 episodes; values are exact. *error*: n times the squared error,
-mean over policies and the repeats of all trainings (its standard error: over these), in the unit of
-`benchmarks.policies`; *worst* that of the worst policy; *warned* how many of the hundred were said not to be trusted.
+evenly spread, the first and the last among them, 2,000 episodes. *cost*: n times the variance that `Estimate.variance`
+says, mean over policies and over trainings (its standard error: over these), in the unit of `benchmarks.policies`;
+*worst* that of the worst policy; *z* the root mean square of how far the values are from the exact ones, in standard
+errors: above 1, the variance was said to be too small, as what was never seen is in no variance.
 """
 
 import argparse
@@ -43,8 +44,8 @@ def run(mdp: FiniteMDP, pi: Array, which: list[int], rng: np.random.Generator) -
     return replace(found, log_targets=taken, own=own, names=names, probs=probs)
 
 
-def errors(spread: str, j: int, repeats: int, work: Path) -> Iterator[tuple[Array, Array, int]]:
-    """n times the squared errors, without q and with the exact one, `[K]` each, and how many were warned of."""
+def measured(spread: str, j: int, repeats: int, work: Path) -> Iterator[tuple[Array, Array, Array]]:
+    """n Var without q and with the exact one, and the squared z of the latter, `[K]` each."""
     world = WORLDS["Gridworld"]
     for seed in range(world.seeds):
         mdp, pi = Gridworld.draw(M, seed).mdp(), tables(world, work / "gridworld" / f"seed-{seed}", spread)
@@ -53,9 +54,8 @@ def errors(spread: str, j: int, repeats: int, work: Path) -> Iterator[tuple[Arra
         for repeat in range(repeats):
             episodes = run(mdp, pi, chosen(j), stream("benchmark-subsets", spread, seed, j, repeat))
             plain, with_q = mf.pool(episodes), mf.pool(episodes, q)
-            scale = plain.episodes / unit
-            warned = sum(bool(said) for said in plain.warnings)
-            yield scale * (plain.mean - truth) ** 2, scale * (with_q.mean - truth) ** 2, warned
+            z = (with_q.mean - truth) / with_q.standard_error
+            yield plain.variance / unit, with_q.variance / unit, z**2
 
 
 def cell(each: list[Array]) -> str:
@@ -71,14 +71,14 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     rows: list[tuple[str, ...]] = [
-        ("checkpoints from", "loggers", "error, nothing logged", "worst", "error, exact q", "worst", "warned")
+        ("checkpoints from", "loggers", "cost, nothing logged", "worst", "cost, exact q", "worst", "z")
     ]
     for spread, said in SPREADS.items():
         for j in LOGGERS:
-            plain, with_q, warned = zip(*errors(spread, j, args.repeats, args.work), strict=True)
-            worst = (f"{np.mean(x, 0).max():.2f}" for x in (plain, with_q))
-            numbers = cell(list(plain)), next(worst), cell(list(with_q)), next(worst), f"{np.mean(warned):.0f}"
-            rows.append((said, f"{j} of {MANY}", *numbers))
+            plain, with_q, squares = zip(*measured(spread, j, args.repeats, args.work), strict=True)
+            worst = [f"{np.mean(x, 0).max():.2f}" for x in (plain, with_q)]
+            z = f"{np.sqrt(np.mean(squares)):.2f}"
+            rows.append((said, f"{j} of {MANY}", cell(list(plain)), worst[0], cell(list(with_q)), worst[1], z))
     print(markdown(rows))
     write_table(rows, OUT, ("md",))
 

@@ -389,11 +389,11 @@ def write_metrics(study: Study, protocol: Protocol, found: list[Result], out: Pa
     variances = np.stack([g.variances.mean(0) for g in found])  # [G, E, K]
     relative = summary.summarise(summary.relative_variances(variances))
     known = summary.summarise(summary.relative_variances(np.stack([g.exact for g in found])))
-    errors = summary.relative_errors(estimates, truth)  # [G, E, points, K]
-    curve = summary.summarise(errors.mean(-1))  # [E, points]
+    errors, together = summary.relative_errors(estimates, truth)  # [G, E, points, K], [G, E, points]
+    curve = summary.summarise(together)  # [E, points]
     match = summary.episodes_to_match(at, curve.mean, protocol.match)
     rng = stream("evaluate", study.name, "match")
-    match_errors = summary.match_errors(at, errors.mean(-1), protocol.match, rng)
+    match_errors = summary.match_errors(at, together, protocol.match, rng)
     steps = np.stack([g.steps for g in found]).mean(0)
     mean, error = pool_bias(found) if found[0].pool is not None else summary.bias(estimates[:, :, :, -1], truth)
 

@@ -91,8 +91,12 @@ class GymnasiumEnvironment(Environment):
         self.again, self.idle = isinstance(make, str), list[gymnasium.Env[Any, Any]]()
         weakref.finalize(self, _close, self.idle)
 
-    def __getstate__(self) -> dict[str, Any]:  # for other processes, which keep none after their work
-        return vars(self) | {"again": False, "idle": []}
+    def __getstate__(self) -> dict[str, Any]:  # for other processes
+        return vars(self) | {"idle": []}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        weakref.finalize(self, _close, self.idle)
 
     def open(self, n: int, rng: np.random.Generator) -> "RunningGymnasium":
         envs: list[gymnasium.Env[Any, Any]] = []

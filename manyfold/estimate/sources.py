@@ -119,11 +119,9 @@ class Pooling:
                 left[:] = 0
             elif self.growing:
                 self._divide()
-            if self.parts:
-                self.run = []  # the store has them
-                continue
-            self.run = [Episodes.join([*self.run, found])]
-            if not self.growing and (left.any() or self._bytes() > HELD):
+            self.run = [] if self.parts else [Episodes.join([*self.run, found])]  # [] if the store has them
+            del found  # many policies' steps should not be in memory while the next ones are run
+            if self.run and not self.growing and (left.any() or self._bytes() > HELD):
                 self.closed.append(self._pooled(enough(self.run[0])))
                 self.run = []
 

@@ -28,15 +28,19 @@ def relative_variances(variances: Array) -> Array:
     return np.asarray(total / total[:, :1])
 
 
-def relative_errors(estimates: Array, truth: Array) -> Array:
-    """Absolute errors, divided by on-policy MC's mean error at the first point; `[G, E, points, K]`, over runs.
+def relative_errors(estimates: Array, truth: Array) -> tuple[Array, Array]:
+    """Absolute errors, means over runs, divided by on-policy MC's at the first point.
+
+    Of each policy `[G, E, points, K]`, and of all together `[G, E, points]`: sums over policies, as of variances. A
+    mean of the policies' own would be decided by one whose returns hardly vary, where on-policy MC has hardly an error.
 
     Args:
         estimates: `[G, R, E, points, K]`, on-policy MC the first estimator.
         truth: J, `[G, K]`.
     """
     errors = np.abs(estimates - truth[:, None, None, None]).mean(1)  # [G, E, points, K]
-    return np.asarray(errors / errors[:, :1, :1])
+    total = errors.sum(-1)
+    return np.asarray(errors / errors[:, :1, :1]), np.asarray(total / total[:, :1, :1])
 
 
 def episodes_to_match(points: Ints, errors: Array, at: int) -> Array:

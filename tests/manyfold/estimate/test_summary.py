@@ -19,12 +19,20 @@ def test_errors_are_relative_to_on_policys_first():
     estimates = np.array(
         [[[[[3.0], [2.0]], [[1.0], [0.0]]], [[[-1.0], [0.0]], [[2.0], [1.0]]]]]
     )  # [1, R, E, points, 1]
-    np.testing.assert_allclose(summary.relative_errors(estimates, truth)[0, :, :, 0], [[1, 0.5], [0.25, 0.25]])
+    each, together = summary.relative_errors(estimates, truth)
+    np.testing.assert_allclose(each[0, :, :, 0], [[1, 0.5], [0.25, 0.25]])
+    np.testing.assert_allclose(together, each[..., 0])
 
 
-def test_each_policy_has_its_own_unit():
+def test_each_policy_has_its_own_unit_and_one_that_hardly_varies_decides_nothing():
     estimates = np.array([[[[[1.0, 10.0]], [[0.5, 5.0]]]]])  # [G, R, E, points, K]
-    np.testing.assert_allclose(summary.relative_errors(estimates, np.zeros((1, 2)))[0, :, 0], [[1, 1], [0.5, 0.5]])
+    each, together = summary.relative_errors(estimates, np.zeros((1, 2)))
+    np.testing.assert_allclose(each[0, :, 0], [[1, 1], [0.5, 0.5]])
+    np.testing.assert_allclose(together[0, :, 0], [1, 0.5])
+    estimates[0, 0, 0, 0, 0] = 0.001  # on-policy MC's of the first: 500 times the error would be 0.5
+    each, together = summary.relative_errors(estimates, np.zeros((1, 2)))
+    np.testing.assert_allclose(each[0, 1, 0], [500, 0.5])
+    np.testing.assert_allclose(together[0, 1], 5.5 / 10.001)
 
 
 def test_a_perfect_estimator_needs_nothing_and_nan_is_refused():
