@@ -398,7 +398,7 @@ def draw(study: Study, found: list[Measured], path: Path) -> None:
     figure.supylabel("variance relative to on-policy MC")
     marks = [Line2D([], [], color=ESTIMATORS[n].colour, marker=ESTIMATORS[n].marker, label=ESTIMATORS[n].label)
              for n in BASELINES]  # fmt: skip
-    figure.legend(handles=marks, loc="outside lower center", ncols=3, frameon=False)
+    panels[0].legend(handles=marks, loc="upper left", frameon=False)
     figure.suptitle(
         f"{study.title}: means over groups from {FIRST} on (filled: measured most); dashed: the paper's; dotted: chosen"
     )
