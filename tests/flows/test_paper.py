@@ -17,7 +17,7 @@ GIB = 2**30
 def test_the_paper_is_made_in_one_go_and_in_little_memory(names, tmp_path):
     """From PPO to the joined report; all of its processes together, a server and a store among them."""
     project = tiny(tmp_path / "paper", names)
-    process = project.start("flows.pipeline", "--all", PREFECT_API_URL="")
+    process = project.start("flows.pipeline", "--all", PREFECT_API_URL="", PREFECT_HOME=str(tmp_path / "prefect"))
     most = 0
     while process.poll() is None:
         most = max(most, sum(memory(pid) for pid, _ in project.processes()))
